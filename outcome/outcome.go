@@ -63,6 +63,8 @@ const (
 	MalformedReward EndReason = "malformed_reward"
 
 	WorkerLost   EndReason = "worker_lost"
+	HostLost     EndReason = "host_lost" // the environment host went away, and the sandbox with it
+	VerifierLost EndReason = "verifier_lost"
 	LeaseExpired EndReason = "lease_expired"
 	EngineError  EndReason = "engine_error"
 	UploadFailed EndReason = "upload_failed"
@@ -109,7 +111,7 @@ var table = map[EndReason]row{
 	WallClock: {ClassLimit, true, Mask}, SandboxLimit: {ClassLimit, true, Train},
 	EnvCrash: {ClassEnvironment, false, Drop}, EnvTimeout: {ClassEnvironment, false, Drop}, EnvRefused: {ClassEnvironment, false, Drop}, ToolBackend: {ClassEnvironment, false, Drop},
 	VerifierTimeout: {ClassVerifier, true, Drop}, VerifierCrash: {ClassVerifier, true, Drop}, RewardMissing: {ClassVerifier, true, Drop}, MalformedReward: {ClassVerifier, true, Drop},
-	WorkerLost: {ClassPlatform, false, Drop}, LeaseExpired: {ClassPlatform, false, Drop}, EngineError: {ClassPlatform, false, Drop},
+	WorkerLost: {ClassPlatform, false, Drop}, HostLost: {ClassPlatform, false, Drop}, VerifierLost: {ClassPlatform, false, Drop}, LeaseExpired: {ClassPlatform, false, Drop}, EngineError: {ClassPlatform, false, Drop},
 	UploadFailed: {ClassPlatform, false, Drop}, StaleCancel: {ClassPlatform, false, Drop}, PlatformWait: {ClassPlatform, false, Drop},
 	Unsolvable: {ClassTask, false, Drop}, TaskSetupFailed: {ClassTask, false, Drop},
 	Cancelled: {ClassOperator, false, Drop}, Drained: {ClassOperator, false, Drop},
@@ -121,7 +123,7 @@ var EndReasons = []string{
 	"max_tokens", "context_overflow", "max_turns", "wall_clock_agent", "sandbox_limit",
 	"env_crash", "env_timeout", "env_refused", "tool_backend_down",
 	"verifier_timeout", "verifier_crash", "reward_missing", "malformed_reward",
-	"worker_lost", "lease_expired", "engine_error", "upload_failed", "stale_cancelled", "platform_timeout",
+	"worker_lost", "host_lost", "verifier_lost", "lease_expired", "engine_error", "upload_failed", "stale_cancelled", "platform_timeout",
 	"unsolvable", "task_setup_failed", "cancelled", "drained",
 }
 

@@ -1496,6 +1496,9 @@ type Group struct {
 	CompleteNs      int64                  `protobuf:"varint,14,opt,name=complete_ns,json=completeNs,proto3" json:"complete_ns,omitempty"`
 	Seed            int64                  `protobuf:"varint,15,opt,name=seed,proto3" json:"seed,omitempty"`
 	EndedEvent      uint64                 `protobuf:"varint,16,opt,name=ended_event,json=endedEvent,proto3" json:"ended_event,omitempty"` // sequence of the event that ended it; the group leaves once that is mirrored
+	Bound           int64                  `protobuf:"varint,17,opt,name=bound,proto3" json:"bound,omitempty"`                             // lowest version of its tokens; live at admission until all members are sealed
+	Sealed          int32                  `protobuf:"varint,18,opt,name=sealed,proto3" json:"sealed,omitempty"`                           // members sealed or settled
+	Settled         int32                  `protobuf:"varint,19,opt,name=settled,proto3" json:"settled,omitempty"`                         // members settled
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1638,6 +1641,27 @@ func (x *Group) GetSeed() int64 {
 func (x *Group) GetEndedEvent() uint64 {
 	if x != nil {
 		return x.EndedEvent
+	}
+	return 0
+}
+
+func (x *Group) GetBound() int64 {
+	if x != nil {
+		return x.Bound
+	}
+	return 0
+}
+
+func (x *Group) GetSealed() int32 {
+	if x != nil {
+		return x.Sealed
+	}
+	return 0
+}
+
+func (x *Group) GetSettled() int32 {
+	if x != nil {
+		return x.Settled
 	}
 	return 0
 }
@@ -3491,7 +3515,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x04full\x18\x06 \x01(\bR\x04full\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12!\n" +
 	"\fcommitted_ns\x18\b \x01(\x03R\vcommittedNs\x12\x17\n" +
-	"\alive_ns\x18\t \x01(\x03R\x06liveNs\"\xa4\x03\n" +
+	"\alive_ns\x18\t \x01(\x03R\x06liveNs\"\xec\x03\n" +
 	"\x05Group\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x10\n" +
@@ -3512,7 +3536,10 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"completeNs\x12\x12\n" +
 	"\x04seed\x18\x0f \x01(\x03R\x04seed\x12\x1f\n" +
 	"\vended_event\x18\x10 \x01(\x04R\n" +
-	"endedEvent\"\x93\x01\n" +
+	"endedEvent\x12\x14\n" +
+	"\x05bound\x18\x11 \x01(\x03R\x05bound\x12\x16\n" +
+	"\x06sealed\x18\x12 \x01(\x05R\x06sealed\x12\x18\n" +
+	"\asettled\x18\x13 \x01(\x05R\asettled\"\x93\x01\n" +
 	"\x05Lease\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
