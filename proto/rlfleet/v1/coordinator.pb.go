@@ -24,6 +24,71 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Reason says why an RPC failed, and with that whether it may have happened.
+type Reason int32
+
+const (
+	Reason_REASON_UNSPECIFIED     Reason = 0 // not classified: it may have happened
+	Reason_REASON_NOT_LEADER      Reason = 1 // did not happen; ask the leader
+	Reason_REASON_STARTING        Reason = 2 // did not happen; the leader is not ready yet
+	Reason_REASON_QUEUE_FULL      Reason = 3 // did not happen; come back after retry_after_ns
+	Reason_REASON_STOPPED         Reason = 4 // did not happen; the node is closing or has failed
+	Reason_REASON_INVALID         Reason = 5 // did not happen and never will
+	Reason_REASON_NOT_FOUND       Reason = 6 // no such run
+	Reason_REASON_UNKNOWN_OUTCOME Reason = 7 // it may have happened: repeat with the same (client, seq)
+)
+
+// Enum value maps for Reason.
+var (
+	Reason_name = map[int32]string{
+		0: "REASON_UNSPECIFIED",
+		1: "REASON_NOT_LEADER",
+		2: "REASON_STARTING",
+		3: "REASON_QUEUE_FULL",
+		4: "REASON_STOPPED",
+		5: "REASON_INVALID",
+		6: "REASON_NOT_FOUND",
+		7: "REASON_UNKNOWN_OUTCOME",
+	}
+	Reason_value = map[string]int32{
+		"REASON_UNSPECIFIED":     0,
+		"REASON_NOT_LEADER":      1,
+		"REASON_STARTING":        2,
+		"REASON_QUEUE_FULL":      3,
+		"REASON_STOPPED":         4,
+		"REASON_INVALID":         5,
+		"REASON_NOT_FOUND":       6,
+		"REASON_UNKNOWN_OUTCOME": 7,
+	}
+)
+
+func (x Reason) Enum() *Reason {
+	p := new(Reason)
+	*p = x
+	return p
+}
+
+func (x Reason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Reason) Descriptor() protoreflect.EnumDescriptor {
+	return file_rlfleet_v1_coordinator_proto_enumTypes[0].Descriptor()
+}
+
+func (Reason) Type() protoreflect.EnumType {
+	return &file_rlfleet_v1_coordinator_proto_enumTypes[0]
+}
+
+func (x Reason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Reason.Descriptor instead.
+func (Reason) EnumDescriptor() ([]byte, []int) {
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{0}
+}
+
 type Kind int32
 
 const (
@@ -87,11 +152,11 @@ func (x Kind) String() string {
 }
 
 func (Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rlfleet_v1_coordinator_proto_enumTypes[0].Descriptor()
+	return file_rlfleet_v1_coordinator_proto_enumTypes[1].Descriptor()
 }
 
 func (Kind) Type() protoreflect.EnumType {
-	return &file_rlfleet_v1_coordinator_proto_enumTypes[0]
+	return &file_rlfleet_v1_coordinator_proto_enumTypes[1]
 }
 
 func (x Kind) Number() protoreflect.EnumNumber {
@@ -100,7 +165,68 @@ func (x Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Kind.Descriptor instead.
 func (Kind) EnumDescriptor() ([]byte, []int) {
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{1}
+}
+
+// Refusal is attached to the status of a failed RPC.
+type Refusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Reason        Reason                 `protobuf:"varint,1,opt,name=reason,proto3,enum=rlfleet.v1.Reason" json:"reason,omitempty"`
+	Leader        string                 `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"` // node id of the leader, when known
+	RetryAfterNs  int64                  `protobuf:"varint,3,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Refusal) Reset() {
+	*x = Refusal{}
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Refusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Refusal) ProtoMessage() {}
+
+func (x *Refusal) ProtoReflect() protoreflect.Message {
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Refusal.ProtoReflect.Descriptor instead.
+func (*Refusal) Descriptor() ([]byte, []int) {
 	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Refusal) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *Refusal) GetLeader() string {
+	if x != nil {
+		return x.Leader
+	}
+	return ""
+}
+
+func (x *Refusal) GetRetryAfterNs() int64 {
+	if x != nil {
+		return x.RetryAfterNs
+	}
+	return 0
 }
 
 type ViewRequest struct {
@@ -114,7 +240,7 @@ type ViewRequest struct {
 
 func (x *ViewRequest) Reset() {
 	*x = ViewRequest{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[0]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -126,7 +252,7 @@ func (x *ViewRequest) String() string {
 func (*ViewRequest) ProtoMessage() {}
 
 func (x *ViewRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[0]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -139,7 +265,7 @@ func (x *ViewRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ViewRequest.ProtoReflect.Descriptor instead.
 func (*ViewRequest) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{0}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *ViewRequest) GetRun() string {
@@ -174,7 +300,7 @@ type ViewResponse struct {
 
 func (x *ViewResponse) Reset() {
 	*x = ViewResponse{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[1]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -186,7 +312,7 @@ func (x *ViewResponse) String() string {
 func (*ViewResponse) ProtoMessage() {}
 
 func (x *ViewResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[1]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -199,7 +325,7 @@ func (x *ViewResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ViewResponse.ProtoReflect.Descriptor instead.
 func (*ViewResponse) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{1}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *ViewResponse) GetIndex() uint64 {
@@ -232,7 +358,7 @@ type WhyRequest struct {
 
 func (x *WhyRequest) Reset() {
 	*x = WhyRequest{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[2]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -244,7 +370,7 @@ func (x *WhyRequest) String() string {
 func (*WhyRequest) ProtoMessage() {}
 
 func (x *WhyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[2]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -257,7 +383,7 @@ func (x *WhyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyRequest.ProtoReflect.Descriptor instead.
 func (*WhyRequest) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{2}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *WhyRequest) GetRun() string {
@@ -276,7 +402,7 @@ type WhyResponse struct {
 
 func (x *WhyResponse) Reset() {
 	*x = WhyResponse{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[3]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -288,7 +414,7 @@ func (x *WhyResponse) String() string {
 func (*WhyResponse) ProtoMessage() {}
 
 func (x *WhyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[3]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -301,7 +427,7 @@ func (x *WhyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WhyResponse.ProtoReflect.Descriptor instead.
 func (*WhyResponse) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{3}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *WhyResponse) GetText() string {
@@ -320,7 +446,7 @@ type ChangesRequest struct {
 
 func (x *ChangesRequest) Reset() {
 	*x = ChangesRequest{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[4]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -332,7 +458,7 @@ func (x *ChangesRequest) String() string {
 func (*ChangesRequest) ProtoMessage() {}
 
 func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[4]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -345,7 +471,7 @@ func (x *ChangesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChangesRequest.ProtoReflect.Descriptor instead.
 func (*ChangesRequest) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{4}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ChangesRequest) GetRun() string {
@@ -368,7 +494,7 @@ type Work struct {
 
 func (x *Work) Reset() {
 	*x = Work{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[5]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +506,7 @@ func (x *Work) String() string {
 func (*Work) ProtoMessage() {}
 
 func (x *Work) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[5]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +519,7 @@ func (x *Work) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Work.ProtoReflect.Descriptor instead.
 func (*Work) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{5}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Work) GetEpisodes() int32 {
@@ -436,7 +562,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[6]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -448,7 +574,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[6]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -461,7 +587,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{6}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Change) GetRevision() uint64 {
@@ -500,7 +626,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[7]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -512,7 +638,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[7]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -525,7 +651,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{7}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{8}
 }
 
 type StatusResponse struct {
@@ -547,7 +673,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -559,7 +685,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -572,7 +698,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{8}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -663,7 +789,7 @@ type MirrorStatus struct {
 
 func (x *MirrorStatus) Reset() {
 	*x = MirrorStatus{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -675,7 +801,7 @@ func (x *MirrorStatus) String() string {
 func (*MirrorStatus) ProtoMessage() {}
 
 func (x *MirrorStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -688,7 +814,7 @@ func (x *MirrorStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorStatus.ProtoReflect.Descriptor instead.
 func (*MirrorStatus) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{9}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *MirrorStatus) GetWaiting() uint64 {
@@ -717,7 +843,11 @@ var File_rlfleet_v1_coordinator_proto protoreflect.FileDescriptor
 const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
 	"\x1crlfleet/v1/coordinator.proto\x12\n" +
-	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\"]\n" +
+	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\"s\n" +
+	"\aRefusal\x12*\n" +
+	"\x06reason\x18\x01 \x01(\x0e2\x12.rlfleet.v1.ReasonR\x06reason\x12\x16\n" +
+	"\x06leader\x18\x02 \x01(\tR\x06leader\x12$\n" +
+	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\"]\n" +
 	"\vViewRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12&\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x10.rlfleet.v1.KindR\x05kinds\x12\x14\n" +
@@ -761,7 +891,16 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\awaiting\x18\x01 \x01(\x04R\awaiting\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
-	"failing_ns\x18\x03 \x01(\x03R\tfailingNs*\xda\x01\n" +
+	"failing_ns\x18\x03 \x01(\x03R\tfailingNs*\xbd\x01\n" +
+	"\x06Reason\x12\x16\n" +
+	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11REASON_NOT_LEADER\x10\x01\x12\x13\n" +
+	"\x0fREASON_STARTING\x10\x02\x12\x15\n" +
+	"\x11REASON_QUEUE_FULL\x10\x03\x12\x12\n" +
+	"\x0eREASON_STOPPED\x10\x04\x12\x12\n" +
+	"\x0eREASON_INVALID\x10\x05\x12\x14\n" +
+	"\x10REASON_NOT_FOUND\x10\x06\x12\x1a\n" +
+	"\x16REASON_UNKNOWN_OUTCOME\x10\a*\xda\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_RUN\x10\x01\x12\x10\n" +
@@ -799,44 +938,47 @@ func file_rlfleet_v1_coordinator_proto_rawDescGZIP() []byte {
 	return file_rlfleet_v1_coordinator_proto_rawDescData
 }
 
-var file_rlfleet_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_rlfleet_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_rlfleet_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_rlfleet_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_rlfleet_v1_coordinator_proto_goTypes = []any{
-	(Kind)(0),              // 0: rlfleet.v1.Kind
-	(*ViewRequest)(nil),    // 1: rlfleet.v1.ViewRequest
-	(*ViewResponse)(nil),   // 2: rlfleet.v1.ViewResponse
-	(*WhyRequest)(nil),     // 3: rlfleet.v1.WhyRequest
-	(*WhyResponse)(nil),    // 4: rlfleet.v1.WhyResponse
-	(*ChangesRequest)(nil), // 5: rlfleet.v1.ChangesRequest
-	(*Work)(nil),           // 6: rlfleet.v1.Work
-	(*Change)(nil),         // 7: rlfleet.v1.Change
-	(*StatusRequest)(nil),  // 8: rlfleet.v1.StatusRequest
-	(*StatusResponse)(nil), // 9: rlfleet.v1.StatusResponse
-	(*MirrorStatus)(nil),   // 10: rlfleet.v1.MirrorStatus
-	(*v1.Record)(nil),      // 11: raftlog.v1.Record
-	(*v1.Proposal)(nil),    // 12: raftlog.v1.Proposal
-	(*v1.Result)(nil),      // 13: raftlog.v1.Result
+	(Reason)(0),            // 0: rlfleet.v1.Reason
+	(Kind)(0),              // 1: rlfleet.v1.Kind
+	(*Refusal)(nil),        // 2: rlfleet.v1.Refusal
+	(*ViewRequest)(nil),    // 3: rlfleet.v1.ViewRequest
+	(*ViewResponse)(nil),   // 4: rlfleet.v1.ViewResponse
+	(*WhyRequest)(nil),     // 5: rlfleet.v1.WhyRequest
+	(*WhyResponse)(nil),    // 6: rlfleet.v1.WhyResponse
+	(*ChangesRequest)(nil), // 7: rlfleet.v1.ChangesRequest
+	(*Work)(nil),           // 8: rlfleet.v1.Work
+	(*Change)(nil),         // 9: rlfleet.v1.Change
+	(*StatusRequest)(nil),  // 10: rlfleet.v1.StatusRequest
+	(*StatusResponse)(nil), // 11: rlfleet.v1.StatusResponse
+	(*MirrorStatus)(nil),   // 12: rlfleet.v1.MirrorStatus
+	(*v1.Record)(nil),      // 13: raftlog.v1.Record
+	(*v1.Proposal)(nil),    // 14: raftlog.v1.Proposal
+	(*v1.Result)(nil),      // 15: raftlog.v1.Result
 }
 var file_rlfleet_v1_coordinator_proto_depIdxs = []int32{
-	0,  // 0: rlfleet.v1.ViewRequest.kinds:type_name -> rlfleet.v1.Kind
-	11, // 1: rlfleet.v1.ViewResponse.records:type_name -> raftlog.v1.Record
-	6,  // 2: rlfleet.v1.Change.work:type_name -> rlfleet.v1.Work
-	10, // 3: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
-	12, // 4: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
-	1,  // 5: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
-	3,  // 6: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
-	5,  // 7: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
-	8,  // 8: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
-	13, // 9: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
-	2,  // 10: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
-	4,  // 11: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
-	7,  // 12: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
-	9,  // 13: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
-	9,  // [9:14] is the sub-list for method output_type
-	4,  // [4:9] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	0,  // 0: rlfleet.v1.Refusal.reason:type_name -> rlfleet.v1.Reason
+	1,  // 1: rlfleet.v1.ViewRequest.kinds:type_name -> rlfleet.v1.Kind
+	13, // 2: rlfleet.v1.ViewResponse.records:type_name -> raftlog.v1.Record
+	8,  // 3: rlfleet.v1.Change.work:type_name -> rlfleet.v1.Work
+	12, // 4: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
+	14, // 5: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
+	3,  // 6: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
+	5,  // 7: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
+	7,  // 8: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
+	10, // 9: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
+	15, // 10: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
+	4,  // 11: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
+	6,  // 12: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
+	9,  // 13: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
+	11, // 14: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
+	10, // [10:15] is the sub-list for method output_type
+	5,  // [5:10] is the sub-list for method input_type
+	5,  // [5:5] is the sub-list for extension type_name
+	5,  // [5:5] is the sub-list for extension extendee
+	0,  // [0:5] is the sub-list for field type_name
 }
 
 func init() { file_rlfleet_v1_coordinator_proto_init() }
@@ -849,8 +991,8 @@ func file_rlfleet_v1_coordinator_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rlfleet_v1_coordinator_proto_rawDesc), len(file_rlfleet_v1_coordinator_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   10,
+			NumEnums:      2,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

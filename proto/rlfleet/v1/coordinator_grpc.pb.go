@@ -35,8 +35,8 @@ const (
 type CoordinatorClient interface {
 	// Propose commits one operation. A repeat with the same (client, seq)
 	// returns the first result. Refusals of the state machine are in the
-	// result's code; the RPC's status speaks of the commit alone: see the
-	// reasons of an attached google.rpc.ErrorInfo in coordinator/DESIGN.md.
+	// result's code; the RPC's status speaks of the commit alone and carries a
+	// Refusal.
 	Propose(ctx context.Context, in *v1.Proposal, opts ...grpc.CallOption) (*v1.Result, error)
 	// View returns committed records in chunks. Linearizable unless stale is set.
 	View(ctx context.Context, in *ViewRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ViewResponse], error)
@@ -131,8 +131,8 @@ func (c *coordinatorClient) Status(ctx context.Context, in *StatusRequest, opts 
 type CoordinatorServer interface {
 	// Propose commits one operation. A repeat with the same (client, seq)
 	// returns the first result. Refusals of the state machine are in the
-	// result's code; the RPC's status speaks of the commit alone: see the
-	// reasons of an attached google.rpc.ErrorInfo in coordinator/DESIGN.md.
+	// result's code; the RPC's status speaks of the commit alone and carries a
+	// Refusal.
 	Propose(context.Context, *v1.Proposal) (*v1.Result, error)
 	// View returns committed records in chunks. Linearizable unless stale is set.
 	View(*ViewRequest, grpc.ServerStreamingServer[ViewResponse]) error
