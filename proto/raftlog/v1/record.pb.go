@@ -2940,462 +2940,6 @@ func (x *Clock) GetTerm() uint64 {
 	return 0
 }
 
-// Record is one element of a snapshot stream.
-type Record struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// Types that are valid to be assigned to Record:
-	//
-	//	*Record_Header
-	//	*Record_Clock
-	//	*Record_Run
-	//	*Record_Version
-	//	*Record_Group
-	//	*Record_Episode
-	//	*Record_Job
-	//	*Record_Step
-	//	*Record_Gang
-	//	*Record_Publish
-	//	*Record_Node
-	//	*Record_Eval
-	//	*Record_Client
-	//	*Record_Event
-	//	*Record_Alarm
-	//	*Record_Footer
-	Record        isRecord_Record `protobuf_oneof:"record"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Record) Reset() {
-	*x = Record{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Record) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Record) ProtoMessage() {}
-
-func (x *Record) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Record.ProtoReflect.Descriptor instead.
-func (*Record) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
-}
-
-func (x *Record) GetRecord() isRecord_Record {
-	if x != nil {
-		return x.Record
-	}
-	return nil
-}
-
-func (x *Record) GetHeader() *Header {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Header); ok {
-			return x.Header
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetClock() *Clock {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Clock); ok {
-			return x.Clock
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetRun() *Run {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Run); ok {
-			return x.Run
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetVersion() *PolicyVersion {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Version); ok {
-			return x.Version
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetGroup() *Group {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Group); ok {
-			return x.Group
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetEpisode() *Episode {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Episode); ok {
-			return x.Episode
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetJob() *VerifyJob {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Job); ok {
-			return x.Job
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetStep() *Step {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Step); ok {
-			return x.Step
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetGang() *Gang {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Gang); ok {
-			return x.Gang
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetPublish() *Publish {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Publish); ok {
-			return x.Publish
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetNode() *Node {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Node); ok {
-			return x.Node
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetEval() *EvalResult {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Eval); ok {
-			return x.Eval
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetClient() *Client {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Client); ok {
-			return x.Client
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetEvent() *EventRow {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Event); ok {
-			return x.Event
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetAlarm() *Alarm {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Alarm); ok {
-			return x.Alarm
-		}
-	}
-	return nil
-}
-
-func (x *Record) GetFooter() *Footer {
-	if x != nil {
-		if x, ok := x.Record.(*Record_Footer); ok {
-			return x.Footer
-		}
-	}
-	return nil
-}
-
-type isRecord_Record interface {
-	isRecord_Record()
-}
-
-type Record_Header struct {
-	Header *Header `protobuf:"bytes,1,opt,name=header,proto3,oneof"`
-}
-
-type Record_Clock struct {
-	Clock *Clock `protobuf:"bytes,2,opt,name=clock,proto3,oneof"`
-}
-
-type Record_Run struct {
-	Run *Run `protobuf:"bytes,3,opt,name=run,proto3,oneof"`
-}
-
-type Record_Version struct {
-	Version *PolicyVersion `protobuf:"bytes,4,opt,name=version,proto3,oneof"`
-}
-
-type Record_Group struct {
-	Group *Group `protobuf:"bytes,5,opt,name=group,proto3,oneof"`
-}
-
-type Record_Episode struct {
-	Episode *Episode `protobuf:"bytes,6,opt,name=episode,proto3,oneof"`
-}
-
-type Record_Job struct {
-	Job *VerifyJob `protobuf:"bytes,7,opt,name=job,proto3,oneof"`
-}
-
-type Record_Step struct {
-	Step *Step `protobuf:"bytes,8,opt,name=step,proto3,oneof"`
-}
-
-type Record_Gang struct {
-	Gang *Gang `protobuf:"bytes,9,opt,name=gang,proto3,oneof"`
-}
-
-type Record_Publish struct {
-	Publish *Publish `protobuf:"bytes,10,opt,name=publish,proto3,oneof"`
-}
-
-type Record_Node struct {
-	Node *Node `protobuf:"bytes,11,opt,name=node,proto3,oneof"`
-}
-
-type Record_Eval struct {
-	Eval *EvalResult `protobuf:"bytes,12,opt,name=eval,proto3,oneof"`
-}
-
-type Record_Client struct {
-	Client *Client `protobuf:"bytes,13,opt,name=client,proto3,oneof"`
-}
-
-type Record_Event struct {
-	Event *EventRow `protobuf:"bytes,14,opt,name=event,proto3,oneof"`
-}
-
-type Record_Alarm struct {
-	Alarm *Alarm `protobuf:"bytes,15,opt,name=alarm,proto3,oneof"`
-}
-
-type Record_Footer struct {
-	Footer *Footer `protobuf:"bytes,16,opt,name=footer,proto3,oneof"`
-}
-
-func (*Record_Header) isRecord_Record() {}
-
-func (*Record_Clock) isRecord_Record() {}
-
-func (*Record_Run) isRecord_Record() {}
-
-func (*Record_Version) isRecord_Record() {}
-
-func (*Record_Group) isRecord_Record() {}
-
-func (*Record_Episode) isRecord_Record() {}
-
-func (*Record_Job) isRecord_Record() {}
-
-func (*Record_Step) isRecord_Record() {}
-
-func (*Record_Gang) isRecord_Record() {}
-
-func (*Record_Publish) isRecord_Record() {}
-
-func (*Record_Node) isRecord_Record() {}
-
-func (*Record_Eval) isRecord_Record() {}
-
-func (*Record_Client) isRecord_Record() {}
-
-func (*Record_Event) isRecord_Record() {}
-
-func (*Record_Alarm) isRecord_Record() {}
-
-func (*Record_Footer) isRecord_Record() {}
-
-type Header struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Format        int32                  `protobuf:"varint,1,opt,name=format,proto3" json:"format,omitempty"`
-	CreatedBy     string                 `protobuf:"bytes,2,opt,name=created_by,json=createdBy,proto3" json:"created_by,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Header) Reset() {
-	*x = Header{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Header) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Header) ProtoMessage() {}
-
-func (x *Header) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Header.ProtoReflect.Descriptor instead.
-func (*Header) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
-}
-
-func (x *Header) GetFormat() int32 {
-	if x != nil {
-		return x.Format
-	}
-	return 0
-}
-
-func (x *Header) GetCreatedBy() string {
-	if x != nil {
-		return x.CreatedBy
-	}
-	return ""
-}
-
-type EventRow struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
-	Event         []byte                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"` // encoded Event
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *EventRow) Reset() {
-	*x = EventRow{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[26]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *EventRow) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*EventRow) ProtoMessage() {}
-
-func (x *EventRow) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[26]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use EventRow.ProtoReflect.Descriptor instead.
-func (*EventRow) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{26}
-}
-
-func (x *EventRow) GetSeq() uint64 {
-	if x != nil {
-		return x.Seq
-	}
-	return 0
-}
-
-func (x *EventRow) GetEvent() []byte {
-	if x != nil {
-		return x.Event
-	}
-	return nil
-}
-
-// Footer ends a snapshot; without it the snapshot was cut.
-type Footer struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Records       uint64                 `protobuf:"varint,1,opt,name=records,proto3" json:"records,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Footer) Reset() {
-	*x = Footer{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[27]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Footer) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Footer) ProtoMessage() {}
-
-func (x *Footer) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[27]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Footer.ProtoReflect.Descriptor instead.
-func (*Footer) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{27}
-}
-
-func (x *Footer) GetRecords() uint64 {
-	if x != nil {
-		return x.Records
-	}
-	return 0
-}
-
 var File_raftlog_v1_record_proto protoreflect.FileDescriptor
 
 const file_raftlog_v1_record_proto_rawDesc = "" +
@@ -3675,35 +3219,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"next_event\x18\x03 \x01(\x04R\tnextEvent\x12\x1a\n" +
 	"\bmirrored\x18\x04 \x01(\x04R\bmirrored\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term\"\xda\x05\n" +
-	"\x06Record\x12,\n" +
-	"\x06header\x18\x01 \x01(\v2\x12.raftlog.v1.HeaderH\x00R\x06header\x12)\n" +
-	"\x05clock\x18\x02 \x01(\v2\x11.raftlog.v1.ClockH\x00R\x05clock\x12#\n" +
-	"\x03run\x18\x03 \x01(\v2\x0f.raftlog.v1.RunH\x00R\x03run\x125\n" +
-	"\aversion\x18\x04 \x01(\v2\x19.raftlog.v1.PolicyVersionH\x00R\aversion\x12)\n" +
-	"\x05group\x18\x05 \x01(\v2\x11.raftlog.v1.GroupH\x00R\x05group\x12/\n" +
-	"\aepisode\x18\x06 \x01(\v2\x13.raftlog.v1.EpisodeH\x00R\aepisode\x12)\n" +
-	"\x03job\x18\a \x01(\v2\x15.raftlog.v1.VerifyJobH\x00R\x03job\x12&\n" +
-	"\x04step\x18\b \x01(\v2\x10.raftlog.v1.StepH\x00R\x04step\x12&\n" +
-	"\x04gang\x18\t \x01(\v2\x10.raftlog.v1.GangH\x00R\x04gang\x12/\n" +
-	"\apublish\x18\n" +
-	" \x01(\v2\x13.raftlog.v1.PublishH\x00R\apublish\x12&\n" +
-	"\x04node\x18\v \x01(\v2\x10.raftlog.v1.NodeH\x00R\x04node\x12,\n" +
-	"\x04eval\x18\f \x01(\v2\x16.raftlog.v1.EvalResultH\x00R\x04eval\x12,\n" +
-	"\x06client\x18\r \x01(\v2\x12.raftlog.v1.ClientH\x00R\x06client\x12,\n" +
-	"\x05event\x18\x0e \x01(\v2\x14.raftlog.v1.EventRowH\x00R\x05event\x12)\n" +
-	"\x05alarm\x18\x0f \x01(\v2\x11.raftlog.v1.AlarmH\x00R\x05alarm\x12,\n" +
-	"\x06footer\x18\x10 \x01(\v2\x12.raftlog.v1.FooterH\x00R\x06footerB\b\n" +
-	"\x06record\"?\n" +
-	"\x06Header\x12\x16\n" +
-	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x1d\n" +
-	"\n" +
-	"created_by\x18\x02 \x01(\tR\tcreatedBy\"2\n" +
-	"\bEventRow\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x14\n" +
-	"\x05event\x18\x02 \x01(\fR\x05event\"\"\n" +
-	"\x06Footer\x12\x18\n" +
-	"\arecords\x18\x01 \x01(\x04R\arecords*\x9a\x01\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term*\x9a\x01\n" +
 	"\bRunState\x12\x19\n" +
 	"\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n" +
@@ -3760,7 +3276,7 @@ func file_raftlog_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_raftlog_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
 var file_raftlog_v1_record_proto_goTypes = []any{
 	(RunState)(0),         // 0: raftlog.v1.RunState
 	(VersionState)(0),     // 1: raftlog.v1.VersionState
@@ -3793,19 +3309,15 @@ var file_raftlog_v1_record_proto_goTypes = []any{
 	(*Client)(nil),        // 28: raftlog.v1.Client
 	(*Alarm)(nil),         // 29: raftlog.v1.Alarm
 	(*Clock)(nil),         // 30: raftlog.v1.Clock
-	(*Record)(nil),        // 31: raftlog.v1.Record
-	(*Header)(nil),        // 32: raftlog.v1.Header
-	(*EventRow)(nil),      // 33: raftlog.v1.EventRow
-	(*Footer)(nil),        // 34: raftlog.v1.Footer
-	nil,                   // 35: raftlog.v1.EnvConfig.LimitsOnEntry
-	nil,                   // 36: raftlog.v1.Step.MetricsEntry
-	nil,                   // 37: raftlog.v1.Node.LabelsEntry
+	nil,                   // 31: raftlog.v1.EnvConfig.LimitsOnEntry
+	nil,                   // 32: raftlog.v1.Step.MetricsEntry
+	nil,                   // 33: raftlog.v1.Node.LabelsEntry
 }
 var file_raftlog_v1_record_proto_depIdxs = []int32{
 	9,  // 0: raftlog.v1.RunConfig.envs:type_name -> raftlog.v1.EnvConfig
 	10, // 1: raftlog.v1.RunConfig.evals:type_name -> raftlog.v1.EvalConfig
 	8,  // 2: raftlog.v1.EnvConfig.tasks:type_name -> raftlog.v1.TaskRef
-	35, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
+	31, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
 	8,  // 4: raftlog.v1.EvalConfig.tasks:type_name -> raftlog.v1.TaskRef
 	7,  // 5: raftlog.v1.Run.config:type_name -> raftlog.v1.RunConfig
 	0,  // 6: raftlog.v1.Run.state:type_name -> raftlog.v1.RunState
@@ -3824,32 +3336,16 @@ var file_raftlog_v1_record_proto_depIdxs = []int32{
 	4,  // 19: raftlog.v1.VerifyJob.state:type_name -> raftlog.v1.JobState
 	18, // 20: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
 	5,  // 21: raftlog.v1.Step.state:type_name -> raftlog.v1.StepState
-	36, // 22: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
+	32, // 22: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
 	18, // 23: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
 	18, // 24: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
 	6,  // 25: raftlog.v1.Node.state:type_name -> raftlog.v1.NodeState
-	37, // 26: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
-	32, // 27: raftlog.v1.Record.header:type_name -> raftlog.v1.Header
-	30, // 28: raftlog.v1.Record.clock:type_name -> raftlog.v1.Clock
-	15, // 29: raftlog.v1.Record.run:type_name -> raftlog.v1.Run
-	16, // 30: raftlog.v1.Record.version:type_name -> raftlog.v1.PolicyVersion
-	17, // 31: raftlog.v1.Record.group:type_name -> raftlog.v1.Group
-	21, // 32: raftlog.v1.Record.episode:type_name -> raftlog.v1.Episode
-	22, // 33: raftlog.v1.Record.job:type_name -> raftlog.v1.VerifyJob
-	23, // 34: raftlog.v1.Record.step:type_name -> raftlog.v1.Step
-	24, // 35: raftlog.v1.Record.gang:type_name -> raftlog.v1.Gang
-	25, // 36: raftlog.v1.Record.publish:type_name -> raftlog.v1.Publish
-	26, // 37: raftlog.v1.Record.node:type_name -> raftlog.v1.Node
-	27, // 38: raftlog.v1.Record.eval:type_name -> raftlog.v1.EvalResult
-	28, // 39: raftlog.v1.Record.client:type_name -> raftlog.v1.Client
-	33, // 40: raftlog.v1.Record.event:type_name -> raftlog.v1.EventRow
-	29, // 41: raftlog.v1.Record.alarm:type_name -> raftlog.v1.Alarm
-	34, // 42: raftlog.v1.Record.footer:type_name -> raftlog.v1.Footer
-	43, // [43:43] is the sub-list for method output_type
-	43, // [43:43] is the sub-list for method input_type
-	43, // [43:43] is the sub-list for extension type_name
-	43, // [43:43] is the sub-list for extension extendee
-	0,  // [0:43] is the sub-list for field type_name
+	33, // 26: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
+	27, // [27:27] is the sub-list for method output_type
+	27, // [27:27] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_record_proto_init() }
@@ -3859,31 +3355,13 @@ func file_raftlog_v1_record_proto_init() {
 	}
 	file_raftlog_v1_record_proto_msgTypes[0].OneofWrappers = []any{}
 	file_raftlog_v1_record_proto_msgTypes[14].OneofWrappers = []any{}
-	file_raftlog_v1_record_proto_msgTypes[24].OneofWrappers = []any{
-		(*Record_Header)(nil),
-		(*Record_Clock)(nil),
-		(*Record_Run)(nil),
-		(*Record_Version)(nil),
-		(*Record_Group)(nil),
-		(*Record_Episode)(nil),
-		(*Record_Job)(nil),
-		(*Record_Step)(nil),
-		(*Record_Gang)(nil),
-		(*Record_Publish)(nil),
-		(*Record_Node)(nil),
-		(*Record_Eval)(nil),
-		(*Record_Client)(nil),
-		(*Record_Event)(nil),
-		(*Record_Alarm)(nil),
-		(*Record_Footer)(nil),
-	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_record_proto_rawDesc), len(file_raftlog_v1_record_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   31,
+			NumMessages:   27,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,99 @@
+package state
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlfleet/rlfleet/outcome"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// blameTask counts a failure of the task's own doing (or of its verifier or
+// environment) and applies the short-group rule. After max_attempts failures
+// without a success between them the task is quarantined.
+func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message string) {
+	r, _ := s.runs.Get(ep.Run)
+	g, found := s.groups.Get(groupKey(ep.Run, ep.Group))
+	if !found || terminal(r.State) {
+		return
+	}
+	env := r.Config.Envs[g.Env]
+	if g.Suite != "" { // an evaluation must end: the member counts as unscored
+		if ep.Failures >= env.MaxAttempts {
+			s.settleUnscored(ep)
+		}
+		return
+	}
+	count := s.countFailure(g, fmt.Sprintf("%s: %s", why, message))
+	switch {
+	case count >= env.MaxAttempts:
+		s.quarantine(g, string(why))
+	case env.ShortGroup == "drop":
+		s.dropGroup(g, "short: "+string(why), true)
+	case env.ShortGroup == "keep" && s.usable(g) >= env.KeepMin:
+		s.settleUnscored(ep)
+	}
+}
+
+// usable counts the members that have not failed for good.
+func (s *State) usable(g *raftlog.Group) int32 {
+	var n int32
+	for _, ep := range s.members(g) {
+		if ep.Disposition != string(outcome.Drop) && ep.Failures == 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// settleUnscored ends a member without a reward.
+func (s *State) settleUnscored(ep *raftlog.Episode) {
+	ep = proto.CloneOf(ep)
+	ep.State, ep.Verdict, ep.Disposition = raftlog.EpisodeState_EPISODE_STATE_SETTLED, string(outcome.Indeterminate), string(outcome.Drop)
+	s.putEpisode(ep)
+	s.settled(ep, ep.LastFailure, "")
+}
+
+func (s *State) countFailure(g *raftlog.Group, reason string) int32 {
+	var count int32
+	s.update(g.Run, func(r *raftlog.Run) {
+		f := failure(r, g.Env, g.Task)
+		f.Count++
+		f.Reason = reason
+		count = f.Count
+	})
+	return count
+}
+
+// failure returns the row of a task in a private copy of a run, making it if needed.
+func failure(r *raftlog.Run, env, task int32) *raftlog.TaskFailures {
+	for _, f := range r.Failures {
+		if f.Env == env && f.Task == task {
+			return f
+		}
+	}
+	f := &raftlog.TaskFailures{Env: env, Task: task}
+	r.Failures = append(r.Failures, f)
+	return f
+}
+
+// forgive clears a task's failures after one of its episodes was judged.
+func (s *State) forgive(g *raftlog.Group) {
+	r, _ := s.runs.Get(g.Run)
+	for i, f := range r.Failures {
+		if f.Env == g.Env && f.Task == g.Task && !f.Quarantined {
+			s.update(g.Run, func(r *raftlog.Run) { r.Failures = append(r.Failures[:i], r.Failures[i+1:]...) })
+			return
+		}
+	}
+}
+
+func (s *State) quarantine(g *raftlog.Group, why string) {
+	r, _ := s.runs.Get(g.Run)
+	s.update(g.Run, func(r *raftlog.Run) { failure(r, g.Env, g.Task).Quarantined = true })
+	s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_Quarantined{Quarantined: &raftlog.TaskQuarantined{
+		Env: g.Env, Task: s.taskRef(r, g), Reason: why,
+	}}})
+	s.dropGroup(g, "task quarantined: "+why, false)
+}

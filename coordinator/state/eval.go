@@ -1,0 +1,127 @@
+package state
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlfleet/rlfleet/outcome"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+func evalKey(run, suite string, v int64) string {
+	return fmt.Sprintf("%s/%012d/%s", run, v, suite)
+}
+
+// planEvals opens the evaluation groups of a version that is due: at version
+// 0, every so many versions, and at the last one. They are outside pacing and
+// batches and sample from exactly that version.
+func (s *State) planEvals(run string, v int64) {
+	r, _ := s.runs.Get(run)
+	for _, e := range r.Config.Evals {
+		if v != 0 && v != r.Config.Steps && (e.Every <= 0 || v%e.Every != 0) {
+			continue
+		}
+		k := evalKey(run, e.Suite, v)
+		if _, found := s.evals.Get(k); found {
+			continue
+		}
+		tasks := int32(len(e.Tasks))
+		groups := tasks
+		if e.Episodes > 0 {
+			groups = min(tasks, max(1, e.Episodes/e.Samples))
+		}
+		s.evals.Set(k, &raftlog.EvalResult{Run: run, Suite: e.Suite, Version: v, Episodes: groups * e.Samples})
+		for t := range groups {
+			r, _ = s.runs.Get(run)
+			s.openGroup(r, &raftlog.Group{Run: run, Env: e.Env, Task: t, Suite: e.Suite, Pin: v, Size: e.Samples, LiveAtAdmission: v, Bound: v})
+		}
+	}
+}
+
+// scoreEval adds a settled member to its evaluation and closes it after the last one.
+func (s *State) scoreEval(g *raftlog.Group, ep *raftlog.Episode) {
+	k := evalKey(g.Run, g.Suite, g.Pin)
+	e, found := s.evals.Get(k)
+	if !found || e.Done {
+		return
+	}
+	e = proto.CloneOf(e)
+	e.Settled++
+	if ep.Reward != nil {
+		e.Scored++
+		e.RewardSum += *ep.Reward
+	}
+	if ep.Verdict == string(outcome.Pass) {
+		e.Passed++
+	}
+	e.Done = e.Settled >= e.Episodes
+	s.evals.Set(k, e)
+	if e.Done {
+		s.evalDone(e)
+	}
+}
+
+// Reward is the mean reward of an evaluation over its scored episodes; 0 when there are none.
+func Reward(e *raftlog.EvalResult) float64 {
+	if e.Scored == 0 {
+		return 0
+	}
+	return e.RewardSum / float64(e.Scored)
+}
+
+func (s *State) evalDone(e *raftlog.EvalResult) {
+	reward := Reward(e)
+	s.emit(e.Run, &raftlog.Event{Event: &raftlog.Event_EvalDone{EvalDone: &raftlog.EvalDone{
+		Suite: e.Suite, Version: e.Version, Episodes: e.Episodes, Scored: e.Scored, Reward: reward, Passed: e.Passed,
+	}}})
+	s.update(e.Run, func(r *raftlog.Run) {
+		r.ProgressNs, r.Progress = s.clock.NowNs, fmt.Sprintf("version %d was evaluated", e.Version)
+		var v int64
+		var best float64
+		if n, _ := fmt.Sscanf(r.Best, "%d %g", &v, &best); n < 2 || reward > best {
+			r.Best = fmt.Sprintf("%d %g", e.Version, reward)
+		}
+		if r.Config.StopEvalReward != nil && reward >= *r.Config.StopEvalReward && e.Scored > 0 {
+			r.Stopping = true
+		}
+	})
+	if r, _ := s.runs.Get(e.Run); r.Stopping {
+		s.stopAdmitted(e.Run)
+	}
+}
+
+// stopAdmitted drops the training groups of a run that needs no more; an assigned batch is still trained.
+func (s *State) stopAdmitted(run string) {
+	for _, k := range under(&s.active, run+"/") {
+		if g, _ := s.groups.Get(k); g.State != raftlog.GroupState_GROUP_STATE_ASSIGNED {
+			s.dropGroup(g, "the run needs no more groups", false)
+		}
+	}
+}
+
+func (s *State) evalsOpen(run string) bool {
+	for _, k := range under(&s.evals, run+"/") {
+		if e, _ := s.evals.Get(k); !e.Done {
+			return true
+		}
+	}
+	return false
+}
+
+// Evals returns a run's evaluations by version.
+func (s *State) Evals(run string) []*raftlog.EvalResult { return list(&s.evals, run+"/") }
+
+// list returns the records below a prefix, in key order.
+func list[R any](t *table[R], prefix string) []R {
+	var out []R
+	t.Ascend(prefix, func(k string, r R) bool {
+		if !strings.HasPrefix(k, prefix) {
+			return false
+		}
+		out = append(out, r)
+		return true
+	})
+	return out
+}

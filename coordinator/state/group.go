@@ -1,0 +1,174 @@
+package state
+
+import (
+	"sort"
+
+	"google.golang.org/protobuf/proto"
+
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+func isActive(g *raftlog.Group) bool {
+	if g == nil || g.Suite != "" {
+		return false
+	}
+	switch g.State {
+	case raftlog.GroupState_GROUP_STATE_OPEN, raftlog.GroupState_GROUP_STATE_COMPLETE, raftlog.GroupState_GROUP_STATE_ASSIGNED:
+		return true
+	}
+	return false
+}
+
+func (s *State) putGroup(g *raftlog.Group) {
+	k := groupKey(g.Run, g.Id)
+	old, _ := s.groups.Get(k)
+	was, is := isActive(old), isActive(g)
+	if was != is {
+		c := s.counts[g.Run]
+		if is {
+			s.active.Set(k, struct{}{})
+			c.outstanding++
+		} else {
+			s.active.Delete(k)
+			c.outstanding--
+		}
+		s.counts[g.Run] = c
+	}
+	s.groups.Set(k, g)
+}
+
+// changeGroup changes a group through a function on a private copy.
+func (s *State) changeGroup(run string, id uint64, change func(*raftlog.Group)) *raftlog.Group {
+	g, found := s.groups.Get(groupKey(run, id))
+	if !found {
+		return nil
+	}
+	g = proto.CloneOf(g)
+	change(g)
+	s.putGroup(g)
+	return g
+}
+
+// members returns the episodes of a group by index.
+func (s *State) members(g *raftlog.Group) []*raftlog.Episode {
+	out := make([]*raftlog.Episode, 0, g.Size)
+	for i := int32(0); i < g.Size; i++ {
+		if ep, found := s.episodes.Get(memberKey(g.Run, g.Id, i)); found {
+			out = append(out, ep)
+		}
+	}
+	return out
+}
+
+// recount refreshes what a group derives from its members, and completes it when all have settled.
+func (s *State) recount(run string, id uint64) {
+	g, found := s.groups.Get(groupKey(run, id))
+	if !found || g.State != raftlog.GroupState_GROUP_STATE_OPEN {
+		return
+	}
+	var sealed, settled int32
+	bound := int64(-1)
+	for _, ep := range s.members(g) {
+		switch ep.State {
+		case raftlog.EpisodeState_EPISODE_STATE_SETTLED:
+			settled++
+			fallthrough
+		case raftlog.EpisodeState_EPISODE_STATE_SEALED:
+			sealed++
+			if v := ep.Sealed.GetMinVersion(); v >= 0 && (bound < 0 || v < bound) {
+				bound = v
+			}
+		}
+	}
+	g = proto.CloneOf(g)
+	g.Sealed, g.Settled, g.Bound = sealed, settled, g.LiveAtAdmission
+	if sealed == g.Size && bound >= 0 {
+		g.Bound = bound // never assumed: if a worker was given an older engine, the tokens decide
+	}
+	if settled == g.Size {
+		g.State, g.CompleteNs = raftlog.GroupState_GROUP_STATE_COMPLETE, s.clock.NowNs
+	}
+	s.putGroup(g)
+	if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE && g.Suite != "" {
+		s.endGroup(g, "evaluated", "", -1)
+	}
+}
+
+// endGroup consumes or drops a group: its members' leases end and the reason is written down.
+func (s *State) endGroup(g *raftlog.Group, how, reason string, step int64) {
+	for _, ep := range s.members(g) {
+		k := memberKey(ep.Run, ep.Group, ep.Index)
+		if j, found := s.jobs.Get(k); found {
+			s.dropJob(j)
+		}
+		if ep.State == raftlog.EpisodeState_EPISODE_STATE_QUEUED || ep.State == raftlog.EpisodeState_EPISODE_STATE_LEASED {
+			c := proto.CloneOf(ep)
+			c.State, c.Lease, c.Host = raftlog.EpisodeState_EPISODE_STATE_SETTLED, nil, ""
+			c.Verdict, c.Disposition, c.LastFailure = "not_run", "drop", reason
+			s.putEpisode(c)
+		}
+	}
+	seq := s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_GroupEnded{GroupEnded: &raftlog.GroupEnded{
+		Group: g.Id, Outcome: how, Reason: reason, Step: step,
+	}}})
+	s.changeGroup(g.Run, g.Id, func(g *raftlog.Group) {
+		g.State, g.Reason, g.EndedEvent = raftlog.GroupState_GROUP_STATE_CONSUMED, reason, seq
+		if how == "dropped" {
+			g.State = raftlog.GroupState_GROUP_STATE_DROPPED
+		}
+		g.Step = step
+	})
+	s.ended.Set(seqKey(seq), groupKey(g.Run, g.Id))
+}
+
+// dropGroup ends a group untrained. requeue brings its task back, within the run's limit.
+func (s *State) dropGroup(g *raftlog.Group, reason string, requeue bool) {
+	s.endGroup(g, "dropped", reason, -1)
+	s.update(g.Run, func(r *raftlog.Run) {
+		if g.Suite != "" {
+			return
+		}
+		r.Counters.GroupsDropped++
+		if requeue && g.Requeued < r.Config.MaxRequeues {
+			r.Requeues = append(r.Requeues, &raftlog.Requeue{Env: g.Env, Task: g.Task, Times: g.Requeued + 1})
+		}
+	})
+}
+
+// dropOpen drops every group of a run that has not ended.
+func (s *State) dropOpen(run, reason string) {
+	for _, k := range under(&s.groups, run+"/") {
+		g, _ := s.groups.Get(k)
+		switch g.State {
+		case raftlog.GroupState_GROUP_STATE_OPEN, raftlog.GroupState_GROUP_STATE_COMPLETE, raftlog.GroupState_GROUP_STATE_ASSIGNED:
+			s.dropGroup(g, reason, false)
+		}
+	}
+}
+
+// forgetGroup removes an ended group and its episodes once its end is mirrored.
+func (s *State) forgetGroup(key string) {
+	g, found := s.groups.Get(key)
+	if !found {
+		return
+	}
+	for _, ep := range s.members(g) {
+		s.episodes.Delete(memberKey(ep.Run, ep.Group, ep.Index))
+	}
+	s.groups.Delete(key)
+}
+
+// outstanding returns the training groups of a run that have not ended, earliest deadline first.
+func (s *State) outstanding(r *raftlog.Run) []*raftlog.Group {
+	var out []*raftlog.Group
+	for _, k := range under(&s.active, r.Id+"/") {
+		if g, found := s.groups.Get(k); found {
+			out = append(out, g)
+		}
+	}
+	sort.SliceStable(out, func(i, j int) bool { return out[i].Bound < out[j].Bound }) // keys are in id order
+	return out
+}
+
+// deadline is the last step that may train the group.
+func deadline(r *raftlog.Run, g *raftlog.Group) int64 { return g.Bound + int64(r.Config.LagMax) }

@@ -1,0 +1,239 @@
+package state
+
+import (
+	"fmt"
+	"strings"
+
+	"google.golang.org/protobuf/proto"
+
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// cloneRun copies a run for change. Config and Spec never change and are shared: they are large.
+func cloneRun(r *raftlog.Run) *raftlog.Run {
+	c := &raftlog.Run{
+		Id: r.Id, SpecDigest: r.SpecDigest, Spec: r.Spec, Config: r.Config, State: r.State, Reason: r.Reason,
+		Lineage: r.Lineage, Head: r.Head, Live: r.Live, NextGroup: r.NextGroup,
+		Counters: proto.CloneOf(r.Counters), CreatedNs: r.CreatedNs, EndedNs: r.EndedNs,
+		ProgressNs: r.ProgressNs, Progress: r.Progress, BatchWaitNs: r.BatchWaitNs, Stopping: r.Stopping,
+		Best: r.Best, PausedNs: r.PausedNs,
+	}
+	for _, x := range r.Cursors {
+		c.Cursors = append(c.Cursors, proto.CloneOf(x))
+	}
+	for _, x := range r.Requeues {
+		c.Requeues = append(c.Requeues, proto.CloneOf(x))
+	}
+	for _, x := range r.Failures {
+		c.Failures = append(c.Failures, proto.CloneOf(x))
+	}
+	return c
+}
+
+// update changes a run through a function on a private copy.
+func (s *State) update(id string, change func(*raftlog.Run)) {
+	r, found := s.runs.Get(id)
+	if !found {
+		return
+	}
+	c := cloneRun(r)
+	change(c)
+	s.runs.Set(id, c)
+}
+
+// progress notes that the run moved, and how.
+func (s *State) progress(id, what string) {
+	s.update(id, func(r *raftlog.Run) { r.ProgressNs, r.Progress = s.clock.NowNs, what })
+}
+
+// ValidName reports whether a run id can be a key and a folder name.
+func ValidName(id string) bool {
+	if id == "" || len(id) > 100 || strings.HasPrefix(id, ".") {
+		return false
+	}
+	for _, c := range id {
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.' {
+			return false
+		}
+	}
+	return true
+}
+
+func checkConfig(c *raftlog.RunConfig) string {
+	switch {
+	case c == nil:
+		return "the run has no configuration"
+	case c.Steps < 1 || c.GroupsPerStep < 1 || c.LagMax < 0:
+		return "steps and groups per step must be at least 1, lag at least 0"
+	case c.PublishEvery < 1 || c.PublishEvery > c.LagMax+1:
+		return "publish.every must be between 1 and lag.max + 1"
+	case len(c.Envs) == 0:
+		return "a run needs an env"
+	}
+	for _, e := range c.Envs {
+		if len(e.Tasks) == 0 || e.GroupSize < 1 || e.Weight <= 0 {
+			return fmt.Sprintf("env %q needs tasks, a group size and a positive weight", e.Name)
+		}
+	}
+	for _, e := range c.Evals {
+		if int(e.Env) >= len(c.Envs) || len(e.Tasks) == 0 || e.Samples < 1 {
+			return fmt.Sprintf("evaluation %q needs an env, tasks and samples", e.Suite)
+		}
+	}
+	return ""
+}
+
+func (s *State) createRun(c *raftlog.CreateRun) *raftlog.Result {
+	if !ValidName(c.Id) {
+		return refuse(raftlog.Code_CODE_INVALID, fmt.Sprintf("run name %q: use letters, digits, '-', '_' and '.'", c.Id))
+	}
+	if old, found := s.runs.Get(c.Id); found {
+		if old.SpecDigest == c.SpecDigest {
+			return &raftlog.Result{Result: &raftlog.Result_CreateRun{CreateRun: &raftlog.CreateRunResult{Id: c.Id}}}
+		}
+		return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s exists with another experiment", c.Id))
+	}
+	if bad := checkConfig(c.Config); bad != "" {
+		return refuse(raftlog.Code_CODE_INVALID, bad)
+	}
+	r := &raftlog.Run{
+		Id: c.Id, SpecDigest: c.SpecDigest, Spec: c.Spec, Config: c.Config, State: raftlog.RunState_RUN_STATE_RUNNING,
+		Lineage: 1, Live: -1, NextGroup: 1, Counters: &raftlog.Counters{},
+		CreatedNs: s.clock.NowNs, ProgressNs: s.clock.NowNs, Progress: "created",
+	}
+	for range c.Config.Envs {
+		r.Cursors = append(r.Cursors, &raftlog.Cursor{})
+	}
+	s.runs.Set(r.Id, r)
+	s.putVersion(&raftlog.PolicyVersion{
+		Run: r.Id, Version: 0, Lineage: 1, State: raftlog.VersionState_VERSION_STATE_COMMITTED,
+		Manifest: c.Manifest, Full: true, CommittedNs: s.clock.NowNs,
+	})
+	s.emit(r.Id, &raftlog.Event{Event: &raftlog.Event_RunCreated{RunCreated: &raftlog.RunCreated{
+		SpecDigest: c.SpecDigest, Spec: c.Spec, Config: c.Config, Manifest: c.Manifest,
+	}}})
+	s.planEvals(r.Id, 0)
+	return &raftlog.Result{Result: &raftlog.Result_CreateRun{CreateRun: &raftlog.CreateRunResult{Id: c.Id}}}
+}
+
+func terminal(st raftlog.RunState) bool {
+	return st == raftlog.RunState_RUN_STATE_SUCCEEDED || st == raftlog.RunState_RUN_STATE_FAILED || st == raftlog.RunState_RUN_STATE_CANCELLED
+}
+
+func (s *State) controlRun(c *raftlog.ControlRun) *raftlog.Result {
+	r, found := s.runs.Get(c.Id)
+	if !found {
+		return refuse(raftlog.Code_CODE_NOT_FOUND, fmt.Sprintf("no run %q", c.Id))
+	}
+	if c.Action == "remove" {
+		return s.removeRun(r)
+	}
+	if terminal(r.State) {
+		return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s has ended: %s", r.Id, StateName(r.State)))
+	}
+	switch c.Action {
+	case "pause":
+		s.pause(r.Id, c.Reason)
+	case "resume":
+		s.update(r.Id, func(r *raftlog.Run) {
+			r.State, r.Reason, r.PausedNs = raftlog.RunState_RUN_STATE_RUNNING, "", 0
+			r.ProgressNs, r.Progress, r.BatchWaitNs = s.clock.NowNs, "resumed", 0
+		})
+	case "cancel":
+		s.endRun(r.Id, raftlog.RunState_RUN_STATE_CANCELLED, c.Reason)
+	case "fail":
+		s.endRun(r.Id, raftlog.RunState_RUN_STATE_FAILED, c.Reason)
+	default:
+		return refuse(raftlog.Code_CODE_INVALID, fmt.Sprintf("unknown action %q: use pause, resume, cancel or remove", c.Action))
+	}
+	return ok()
+}
+
+func (s *State) pause(id, reason string) {
+	s.update(id, func(r *raftlog.Run) {
+		if r.State == raftlog.RunState_RUN_STATE_RUNNING {
+			r.State, r.Reason, r.PausedNs = raftlog.RunState_RUN_STATE_PAUSED, reason, s.clock.NowNs
+		}
+	})
+}
+
+// removeRun forgets an ended run whose events are all mirrored; its objects stay until they are deleted by hand.
+func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
+	if !terminal(r.State) {
+		return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s is %s: cancel it first", r.Id, StateName(r.State)))
+	}
+	if s.outbox.Len() > 0 {
+		return refuse(raftlog.Code_CODE_CONFLICT, "the last events are still being written to storage: try again")
+	}
+	prefix := r.Id + "/"
+	drop(&s.versions, prefix)
+	drop(&s.groups, prefix)
+	drop(&s.episodes, prefix)
+	drop(&s.steps, prefix)
+	drop(&s.evals, prefix)
+	s.gangs.Delete(r.Id)
+	s.publish.Delete(r.Id)
+	s.runs.Delete(r.Id)
+	delete(s.counts, r.Id)
+	return ok()
+}
+
+func drop[R any](t *table[R], prefix string) {
+	for _, k := range under(t, prefix) {
+		t.Delete(k)
+	}
+}
+
+// under returns the keys below a prefix, in order.
+func under[R any](t *table[R], prefix string) []string {
+	var out []string
+	t.Ascend(prefix, func(k string, _ R) bool {
+		if !strings.HasPrefix(k, prefix) {
+			return false
+		}
+		out = append(out, k)
+		return true
+	})
+	return out
+}
+
+// endRun brings a run to a terminal state: what is open is dropped with the reason, leases end.
+func (s *State) endRun(id string, st raftlog.RunState, reason string) {
+	r, found := s.runs.Get(id)
+	if !found || terminal(r.State) {
+		return
+	}
+	s.dropOpen(id, "run "+StateName(st))
+	s.gangs.Delete(id)
+	s.publish.Delete(id)
+	s.update(id, func(r *raftlog.Run) { r.State, r.Reason, r.EndedNs = st, reason, s.clock.NowNs })
+	r, _ = s.runs.Get(id)
+	s.emit(id, &raftlog.Event{Event: &raftlog.Event_RunEnded{RunEnded: &raftlog.RunEnded{
+		State: StateName(st), Reason: reason, Counters: r.Counters,
+	}}})
+}
+
+// finish ends a run that has done all it was asked to.
+func (s *State) finish(id string) {
+	r, found := s.runs.Get(id)
+	if !found || terminal(r.State) {
+		return
+	}
+	done := r.Head >= r.Config.Steps || r.Stopping
+	if st, is := s.steps.Get(numberKey(id, r.Head)); is && st.State == raftlog.StepState_STEP_STATE_ASSIGNED {
+		done = false
+	}
+	if !done || s.evalsOpen(id) {
+		return
+	}
+	reason := fmt.Sprintf("%d steps committed", r.Head)
+	if r.Stopping {
+		reason = fmt.Sprintf("evaluation reward reached %g after %d steps", r.Config.GetStopEvalReward(), r.Head)
+	}
+	s.endRun(id, raftlog.RunState_RUN_STATE_SUCCEEDED, reason)
+}
+
+// StateName is the word of a run state in commands and documents.
+func StateName(st raftlog.RunState) string {
+	return strings.ToLower(strings.TrimPrefix(st.String(), "RUN_STATE_"))
+}

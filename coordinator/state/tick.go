@@ -1,0 +1,166 @@
+package state
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/rlfleet/rlfleet/outcome"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// Due reports whether a Tick at log time now would change anything, so that an idle system writes nothing.
+func (s *State) Due(now int64) bool {
+	due := false
+	s.nodes.Scan(func(_ string, n *raftlog.Node) bool {
+		due = n.State != raftlog.NodeState_NODE_STATE_FENCED && n.ExpiryNs <= now
+		return !due
+	})
+	if due {
+		return true
+	}
+	for _, r := range s.runs.Values() {
+		if terminal(r.State) {
+			continue
+		}
+		if s.overdueLease(r, now) || s.batchOverdue(r, now) || s.stuck(r, now) || s.expired(r, now) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// tick ends what is overdue at the entry's log time.
+func (s *State) tick() *raftlog.Result {
+	now := s.clock.NowNs
+	for _, n := range s.nodes.Values() {
+		if n.State != raftlog.NodeState_NODE_STATE_FENCED && n.ExpiryNs <= now {
+			s.endNodeLeases(n, outcome.LeaseExpired)
+			s.fence(n)
+		}
+	}
+	for _, r := range s.runs.Values() {
+		if terminal(r.State) {
+			continue
+		}
+		s.expireLeases(r, now)
+		if r, _ = s.runs.Get(r.Id); s.batchOverdue(r, now) {
+			s.dropStragglers(r)
+		}
+		r, _ = s.runs.Get(r.Id)
+		for g := s.expired(r, now); g != nil; g = s.expired(r, now) {
+			s.dropGroup(g, "stale: waited longer than lag.ttl", r.Config.RequeueStale)
+			r, _ = s.runs.Get(r.Id)
+		}
+		if s.stuck(r, now) {
+			s.endRun(r.Id, raftlog.RunState_RUN_STATE_FAILED, fmt.Sprintf("no progress for %s; %s", seconds(r.Config.NoProgressNs), s.Why(r.Id)))
+		}
+	}
+	s.forgetClients(now)
+	return ok()
+}
+
+// leaseOverdue says why a lease must end, or "" when it need not.
+func leaseOverdue(l *raftlog.Lease, deadline, now int64) outcome.EndReason {
+	switch {
+	case l == nil:
+		return ""
+	case l.ExpiryNs <= now:
+		return outcome.LeaseExpired
+	case deadline > 0 && l.GrantedNs+deadline <= now:
+		return outcome.PlatformWait
+	}
+	return ""
+}
+
+func (s *State) overdueLease(r *raftlog.Run, now int64) bool {
+	d := r.Config.EpisodeDeadlineNs
+	for _, k := range under(&s.leased, r.Id+"/") {
+		if ep, _ := s.episodes.Get(k); leaseOverdue(ep.Lease, d, now) != "" {
+			return true
+		}
+	}
+	for _, k := range under(&s.judged, r.Id+"/") {
+		if j, _ := s.jobs.Get(k); leaseOverdue(j.Lease, d, now) != "" {
+			return true
+		}
+	}
+	if g, found := s.gangs.Get(r.Id); found && leaseOverdue(g.Lease, 0, now) != "" {
+		return true
+	}
+	p, found := s.publish.Get(r.Id)
+	return found && leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != ""
+}
+
+func (s *State) expireLeases(r *raftlog.Run, now int64) {
+	d := r.Config.EpisodeDeadlineNs
+	for _, k := range under(&s.leased, r.Id+"/") {
+		ep, found := s.episodes.Get(k)
+		if !found || ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED {
+			continue
+		}
+		if why := leaseOverdue(ep.Lease, d, now); why != "" {
+			s.loseAttempt(ep, why, "its worker waited for "+ep.WaitsFor)
+		}
+	}
+	for _, k := range under(&s.judged, r.Id+"/") {
+		if j, found := s.jobs.Get(k); found {
+			if why := leaseOverdue(j.Lease, d, now); why != "" {
+				s.requeueJob(j, string(why), false)
+			}
+		}
+	}
+	if g, found := s.gangs.Get(r.Id); found && leaseOverdue(g.Lease, 0, now) != "" {
+		g = proto.CloneOf(g)
+		g.Lease = nil
+		s.gangs.Set(r.Id, g)
+	}
+	if p, found := s.publish.Get(r.Id); found && leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != "" {
+		p = proto.CloneOf(p)
+		p.Lease = nil
+		s.publish.Set(r.Id, p)
+	}
+}
+
+// batchOverdue reports whether the next batch has waited past deadlines.batch.
+func (s *State) batchOverdue(r *raftlog.Run, now int64) bool {
+	return r.State == raftlog.RunState_RUN_STATE_RUNNING && r.BatchWaitNs > 0 && r.Config.BatchDeadlineNs > 0 &&
+		r.BatchWaitNs+r.Config.BatchDeadlineNs <= now
+}
+
+// dropStragglers drops the open groups that keep the overdue batch from fitting; their tasks come back.
+func (s *State) dropStragglers(r *raftlog.Run) {
+	_, overdue, _ := s.pick(r)
+	for _, g := range overdue {
+		s.update(r.Id, func(r *raftlog.Run) { r.Counters.Straggler++ })
+		s.dropGroup(g, "straggler: not complete when its last step was due", true)
+	}
+	s.update(r.Id, func(r *raftlog.Run) { r.BatchWaitNs = s.clock.NowNs })
+}
+
+// expired returns a complete group that has waited longer than lag.ttl.
+func (s *State) expired(r *raftlog.Run, now int64) *raftlog.Group {
+	if r.Config.TtlNs <= 0 || r.State != raftlog.RunState_RUN_STATE_RUNNING {
+		return nil
+	}
+	for _, k := range under(&s.active, r.Id+"/") {
+		g, _ := s.groups.Get(k)
+		if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE && g.CompleteNs+r.Config.TtlNs <= now {
+			return g
+		}
+	}
+	return nil
+}
+
+// stuck is the watchdog of invariant I8: a running run that did not move for its deadline fails.
+func (s *State) stuck(r *raftlog.Run, now int64) bool {
+	return r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Config.NoProgressNs > 0 && r.ProgressNs+r.Config.NoProgressNs <= now
+}
+
+func (s *State) forgetClients(now int64) {
+	for _, c := range s.clients.Values() {
+		if c.SeenNs+clientSession <= now {
+			s.clients.Delete(c.Id)
+		}
+	}
+}

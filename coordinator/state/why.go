@@ -1,0 +1,173 @@
+package state
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// Work says in numbers what a run has for its workers now.
+type Work struct {
+	Episodes int    // that could be leased: queued, and those admission has room for
+	Jobs     int    // verify jobs queued
+	Batch    bool   // a batch is assigned or can be
+	Publish  bool   // a version waits to be published
+	State    string // of the run
+}
+
+// Work summarises a run for workers that wait for something to do.
+func (s *State) Work(run string) Work {
+	r, found := s.runs.Get(run)
+	if !found {
+		return Work{}
+	}
+	w := Work{State: StateName(r.State)}
+	if terminal(r.State) {
+		return w
+	}
+	c := s.counts[run]
+	w.Jobs = c.jobs
+	if r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Live >= 0 && len(s.engines(r.Live)) > 0 {
+		w.Episodes = c.queued
+		if free := int(r.Config.Concurrency) - c.leased; free > 0 {
+			for _, e := range r.Config.Envs {
+				w.Episodes += s.room(r) * int(e.GroupSize)
+				break // room counts groups of any env; the size is only a hint
+			}
+			w.Episodes = min(w.Episodes, free)
+		} else {
+			w.Episodes = 0
+		}
+	}
+	v, due := due(r)
+	if due {
+		ver, _ := s.versions.Get(numberKey(run, v))
+		p, busy := s.publish.Get(run)
+		w.Publish = ver.State != raftlog.VersionState_VERSION_STATE_REJECTED && r.State == raftlog.RunState_RUN_STATE_RUNNING && (!busy || p.Lease == nil)
+	}
+	if _, assigned := s.steps.Get(numberKey(run, r.Head)); assigned {
+		w.Batch = true
+	} else if r.Head < r.Config.Steps && !r.Stopping {
+		_, _, wait := s.pick(r)
+		w.Batch = wait == ""
+	}
+	return w
+}
+
+func seconds(ns int64) string { return time.Duration(ns).Round(time.Second).String() }
+
+// Why says in one paragraph what a run waits for and since when.
+func (s *State) Why(run string) string {
+	r, found := s.runs.Get(run)
+	if !found {
+		return fmt.Sprintf("There is no run %q.", run)
+	}
+	now := s.clock.NowNs
+	since := seconds(now - r.ProgressNs)
+	switch {
+	case terminal(r.State):
+		return fmt.Sprintf("Run %s has %s: %s.", run, StateName(r.State), r.Reason)
+	case r.State == raftlog.RunState_RUN_STATE_PAUSED:
+		return fmt.Sprintf("Run %s is paused for %s: %s. Continue it with: rlctl runs resume %s", run, seconds(now-r.PausedNs), r.Reason, run)
+	}
+	var parts []string
+	for _, a := range s.Alarms(run) {
+		parts = append(parts, a.Text)
+	}
+	if len(parts) == 0 {
+		parts = append(parts, s.waits(r))
+	}
+	return fmt.Sprintf("Run %s is at step %d of %d (live version %d). It waits for %s. Last progress %s ago: %s.",
+		run, r.Head, r.Config.Steps, r.Live, strings.Join(parts, "; "), since, r.Progress)
+}
+
+// waits names what a healthy run waits for.
+func (s *State) waits(r *raftlog.Run) string {
+	c := s.counts[r.Id]
+	if st, assigned := s.steps.Get(numberKey(r.Id, r.Head)); assigned {
+		return fmt.Sprintf("the trainer to commit step %d, assigned %s ago", st.Step, seconds(s.clock.NowNs-st.AssignedNs))
+	}
+	if v, is := due(r); is && r.Live < 0 {
+		return fmt.Sprintf("version %d to be published", v)
+	}
+	var slow *raftlog.Episode
+	for _, k := range under(&s.leased, r.Id+"/") {
+		if ep, _ := s.episodes.Get(k); slow == nil || ep.Lease.GrantedNs < slow.Lease.GrantedNs {
+			slow = ep
+		}
+	}
+	what := fmt.Sprintf("episodes (%d queued, %d acting, %d to judge, %d being judged)", c.queued, c.leased, c.jobs, c.judged)
+	if slow != nil {
+		what += fmt.Sprintf("; the oldest is %d/%d, leased %s ago, waiting for %s", slow.Group, slow.Index, seconds(s.clock.NowNs-slow.Lease.GrantedNs), slow.WaitsFor)
+	}
+	return what
+}
+
+// Alarms names what is missing for the run to move.
+func (s *State) Alarms(run string) []*raftlog.Alarm {
+	r, found := s.runs.Get(run)
+	if !found || terminal(r.State) {
+		return nil
+	}
+	var out []*raftlog.Alarm
+	alarm := func(name, text string) {
+		out = append(out, &raftlog.Alarm{Run: run, Name: name, Text: text, SinceNs: r.ProgressNs})
+	}
+	need := []struct{ role, name, text string }{
+		{RoleEngine, "no-engine", "an engine: none is ready"},
+		{RoleHost, "no-host", "an environment host: none is ready"},
+		{RoleRollout, "no-rollout", "a rollout worker: none is ready"},
+		{RoleVerifier, "no-verifier", "a verifier: none is ready"},
+		{RoleTrainer, "no-trainer", "a trainer: none is ready"},
+		{RolePublisher, "no-publisher", "a publisher: none is ready"},
+	}
+	for _, n := range need {
+		if s.readyNodes(n.role) == 0 {
+			alarm(n.name, n.text)
+		}
+	}
+	if r.Live >= 0 && s.readyNodes(RoleEngine) > 0 && len(s.engines(r.Live)) == 0 {
+		alarm("no-live-engine", fmt.Sprintf("an engine that serves version %d: none does", r.Live))
+	}
+	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > 0.2*float64(c.EpisodesSettled) {
+		alarm("masked", fmt.Sprintf("fewer masked episodes: %d of %d hit a limit", c.Masked, c.EpisodesSettled))
+	}
+	return out
+}
+
+func (s *State) readyNodes(role string) int {
+	n := 0
+	s.nodes.Ascend(role+"/", func(_ string, x *raftlog.Node) bool {
+		if x.Role != role {
+			return false
+		}
+		if x.State == raftlog.NodeState_NODE_STATE_READY {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
+// Run returns a run, or nil.
+func (s *State) Run(id string) *raftlog.Run { r, _ := s.runs.Get(id); return r }
+
+// Runs returns all runs by id.
+func (s *State) Runs() []*raftlog.Run { return s.runs.Values() }
+
+// Nodes returns all registered nodes by role and name.
+func (s *State) Nodes() []*raftlog.Node { return s.nodes.Values() }
+
+// Groups returns a run's groups that have not left the state, in order.
+func (s *State) Groups(run string) []*raftlog.Group { return list(&s.groups, run+"/") }
+
+// Episodes returns a run's episodes that have not left the state, in order.
+func (s *State) Episodes(run string) []*raftlog.Episode { return list(&s.episodes, run+"/") }
+
+// Jobs returns a run's verify jobs, in order.
+func (s *State) Jobs(run string) []*raftlog.VerifyJob { return list(&s.jobs, run+"/") }
+
+// Gang returns a run's gang, or nil.
+func (s *State) Gang(run string) *raftlog.Gang { g, _ := s.gangs.Get(run); return g }
