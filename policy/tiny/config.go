@@ -75,6 +75,8 @@ func (c Config) Validate() error {
 		return bad("model_type is %q, only llama is supported", c.ModelType)
 	case c.NumAttentionHeads%c.NumKeyValueHeads != 0:
 		return bad("num_attention_heads %d is not a multiple of num_key_value_heads %d", c.NumAttentionHeads, c.NumKeyValueHeads)
+	case c.HiddenSize%c.NumAttentionHeads != 0: // transformers refuses it, whatever head_dim is
+		return bad("hidden_size %d is not a multiple of num_attention_heads %d", c.HiddenSize, c.NumAttentionHeads)
 	case c.HeadDim%2 != 0:
 		return bad("head_dim %d is odd", c.HeadDim)
 	case c.HiddenAct != "silu":

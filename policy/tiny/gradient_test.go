@@ -21,7 +21,7 @@ func shapes() map[string]Config {
 	both := gqa
 	both.TieWordEmbeddings = true
 	wide := base // head_dim·heads ≠ hidden, and an odd number of everything else
-	wide.HiddenSize, wide.NumAttentionHeads, wide.NumKeyValueHeads, wide.HeadDim = 20, 3, 1, 6
+	wide.HiddenSize, wide.NumAttentionHeads, wide.NumKeyValueHeads, wide.HeadDim = 21, 3, 1, 6
 	wide.IntermediateSize, wide.VocabSize, wide.NumHiddenLayers = 37, 41, 3
 	return map[string]Config{"mha": base, "gqa": gqa, "tied": tied, "gqa tied": both, "odd sizes": wide}
 }
