@@ -85,11 +85,13 @@ func (r *Renderer) Sequence(e Episode) (Sequence, error) {
 	for i, t := range e.Turns {
 		switch {
 		case t.Role == "assistant":
+			add(r.Open(), false)
 			add(append(r.tok.Encode(t.Content), End), true)
 		case i == 0:
 			add(r.Start(t.Content), false)
 		default:
-			add(r.Observe(t.Content), false)
+			ids, _ := r.Observe(t.Content)
+			add(ids, false)
 		}
 	}
 	return s, nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -39,7 +40,8 @@ func TestFitLearnsDemonstrations(t *testing.T) {
 
 	// Greedy decoding of an unseen history copies the observation.
 	r, d := NewRenderer(tok, 0), &Decoder{}
-	history := append(r.Start("read F2"), append(append(tok.Encode("cat F2"), End), r.Observe("D1")...)...)
+	seen, _ := r.Observe("D1")
+	history := slices.Concat(r.Start("read F2"), r.Open(), tok.Encode("cat F2"), []int32{End}, seen, r.Open())
 	cache := NewCache(m)
 	var said []int32
 	for range 3 {

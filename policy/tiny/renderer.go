@@ -5,7 +5,8 @@ package tiny
 //
 //	<bos> instruction… <act> sampled… <end> observation… <act> sampled… <end> …
 //
-// <act> opens the policy's turn and is scaffold, not sampled; <end> closes it and is.
+// <act> opens the policy's turn: it is scaffold of that turn, not sampled and not
+// part of the message before it. <end> closes the turn and is sampled.
 type Renderer struct {
 	tok *Tokenizer
 	max int // most words of one observation
@@ -17,20 +18,22 @@ func NewRenderer(t *Tokenizer, maxObservation int) *Renderer {
 	return &Renderer{tok: t, max: maxObservation}
 }
 
-// Start returns the opening of a history: <bos>, the instruction, <act>.
+// Start returns the opening of a history: <bos> and the instruction.
 func (r *Renderer) Start(instruction string) []int32 {
-	ids := append([]int32{BOS}, r.tok.Encode(instruction)...)
-	return append(ids, Act)
+	return append([]int32{BOS}, r.tok.Encode(instruction)...)
 }
 
-// Observe returns what follows the policy's turn: the observation, cut to the
-// limit, then <act>.
-func (r *Renderer) Observe(text string) []int32 {
-	ids := r.tok.Encode(text)
+// Open returns the scaffold that opens the policy's turn.
+func (r *Renderer) Open() []int32 { return []int32{Act} }
+
+// Observe returns an observation's ids, without special tokens, and how many
+// ids the limit cut off its end.
+func (r *Renderer) Observe(text string) (ids []int32, cut int) {
+	ids = r.tok.Encode(text)
 	if r.max > 0 && len(ids) > r.max {
-		ids = ids[:r.max]
+		return ids[:r.max], len(ids) - r.max
 	}
-	return append(ids, Act)
+	return ids, 0
 }
 
 // StopIDs returns the ids that end the policy's turn.
