@@ -13,6 +13,7 @@ var (
 	ErrVersion = errors.New("engine does not have this policy version")
 	ErrTooLong = errors.New("prompt does not fit the context")
 	ErrClosed  = errors.New("engine is closed")
+	ErrInvalid = errors.New("request is not valid") // caller's fault: an empty prompt, an id outside the vocabulary, a negative temperature
 )
 
 // Sampling holds the effective values of one call. Log-probabilities are those
@@ -54,7 +55,7 @@ type Response struct {
 }
 
 // Generator samples continuations. It is what a rollout needs of an engine.
-// Generate returns ErrTooLong, ErrVersion, ErrClosed or the context's error;
+// Generate returns ErrTooLong, ErrVersion, ErrClosed, ErrInvalid or the context's error;
 // on any error nothing of the call may be used.
 type Generator interface {
 	Generate(ctx context.Context, r Request) (Response, error)
