@@ -294,6 +294,7 @@ type ViewResponse struct {
 	Index         uint64                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // log index the records belong to; the same in every chunk
 	Stale         bool                   `protobuf:"varint,2,opt,name=stale,proto3" json:"stale,omitempty"` // the answer was not checked with the leader
 	Records       []*v1.Record           `protobuf:"bytes,3,rep,name=records,proto3" json:"records,omitempty"`
+	Alarms        []*v1.Alarm            `protobuf:"bytes,4,rep,name=alarms,proto3" json:"alarms,omitempty"` // derived, not stored; in the first chunk
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -345,6 +346,13 @@ func (x *ViewResponse) GetStale() bool {
 func (x *ViewResponse) GetRecords() []*v1.Record {
 	if x != nil {
 		return x.Records
+	}
+	return nil
+}
+
+func (x *ViewResponse) GetAlarms() []*v1.Alarm {
+	if x != nil {
+		return x.Alarms
 	}
 	return nil
 }
@@ -843,7 +851,7 @@ var File_rlfleet_v1_coordinator_proto protoreflect.FileDescriptor
 const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
 	"\x1crlfleet/v1/coordinator.proto\x12\n" +
-	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\"s\n" +
+	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\x1a\x19raftlog/v1/snapshot.proto\"s\n" +
 	"\aRefusal\x12*\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x12.rlfleet.v1.ReasonR\x06reason\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12$\n" +
@@ -851,11 +859,12 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\vViewRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12&\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x10.rlfleet.v1.KindR\x05kinds\x12\x14\n" +
-	"\x05stale\x18\x03 \x01(\bR\x05stale\"h\n" +
+	"\x05stale\x18\x03 \x01(\bR\x05stale\"\x93\x01\n" +
 	"\fViewResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x04R\x05index\x12\x14\n" +
 	"\x05stale\x18\x02 \x01(\bR\x05stale\x12,\n" +
-	"\arecords\x18\x03 \x03(\v2\x12.raftlog.v1.RecordR\arecords\"\x1e\n" +
+	"\arecords\x18\x03 \x03(\v2\x12.raftlog.v1.RecordR\arecords\x12)\n" +
+	"\x06alarms\x18\x04 \x03(\v2\x11.raftlog.v1.AlarmR\x06alarms\"\x1e\n" +
 	"\n" +
 	"WhyRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\"!\n" +
@@ -955,30 +964,32 @@ var file_rlfleet_v1_coordinator_proto_goTypes = []any{
 	(*StatusResponse)(nil), // 11: rlfleet.v1.StatusResponse
 	(*MirrorStatus)(nil),   // 12: rlfleet.v1.MirrorStatus
 	(*v1.Record)(nil),      // 13: raftlog.v1.Record
-	(*v1.Proposal)(nil),    // 14: raftlog.v1.Proposal
-	(*v1.Result)(nil),      // 15: raftlog.v1.Result
+	(*v1.Alarm)(nil),       // 14: raftlog.v1.Alarm
+	(*v1.Proposal)(nil),    // 15: raftlog.v1.Proposal
+	(*v1.Result)(nil),      // 16: raftlog.v1.Result
 }
 var file_rlfleet_v1_coordinator_proto_depIdxs = []int32{
 	0,  // 0: rlfleet.v1.Refusal.reason:type_name -> rlfleet.v1.Reason
 	1,  // 1: rlfleet.v1.ViewRequest.kinds:type_name -> rlfleet.v1.Kind
 	13, // 2: rlfleet.v1.ViewResponse.records:type_name -> raftlog.v1.Record
-	8,  // 3: rlfleet.v1.Change.work:type_name -> rlfleet.v1.Work
-	12, // 4: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
-	14, // 5: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
-	3,  // 6: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
-	5,  // 7: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
-	7,  // 8: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
-	10, // 9: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
-	15, // 10: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
-	4,  // 11: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
-	6,  // 12: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
-	9,  // 13: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
-	11, // 14: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	14, // 3: rlfleet.v1.ViewResponse.alarms:type_name -> raftlog.v1.Alarm
+	8,  // 4: rlfleet.v1.Change.work:type_name -> rlfleet.v1.Work
+	12, // 5: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
+	15, // 6: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
+	3,  // 7: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
+	5,  // 8: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
+	7,  // 9: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
+	10, // 10: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
+	16, // 11: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
+	4,  // 12: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
+	6,  // 13: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
+	9,  // 14: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
+	11, // 15: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_rlfleet_v1_coordinator_proto_init() }

@@ -1,0 +1,164 @@
+// Package fsm drives the state machine from raft: it decodes log entries,
+// writes and restores snapshots, and opens the data directory of a stopped
+// node for inspection.
+//
+// An entry that cannot be decoded or holds an unknown operation is never
+// skipped: the machine stops there, refuses everything after it, takes no
+// snapshot, and says why through Failed and Err.
+package fsm
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+
+	"github.com/rlfleet/rlfleet/coordinator/state"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+var _ raft.BatchingFSM = (*FSM)(nil)
+
+// Observe is told of every batch applied: entries, proposals, and how long it took.
+type Observe func(entries, proposals int, took time.Duration)
+
+// FSM is a raft.BatchingFSM over a state.State. The response of an entry is a
+// []*raftlogv1.Result, one per proposal, or an error once the machine stopped.
+type FSM struct {
+	observe Observe
+	failed  chan struct{}
+
+	mu      sync.Mutex // guards everything below
+	state   *state.State
+	index   uint64        // of the last entry applied or restored
+	fork    *state.State  // copy at index for readers; nil until one asks
+	changed chan struct{} // closed when index rises
+	err     error
+}
+
+// New returns a machine that continues from a state at a log index. observe may be nil.
+func New(s *state.State, index uint64, observe Observe) *FSM {
+	if observe == nil {
+		observe = func(int, int, time.Duration) {}
+	}
+	return &FSM{
+		observe: observe, failed: make(chan struct{}),
+		state: s, index: index, changed: make(chan struct{}),
+	}
+}
+
+// View returns the state at the last applied entry, its log index, and a
+// channel that is closed when a newer one exists. The state never changes and
+// must not be changed.
+func (f *FSM) View() (*state.State, uint64, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fork == nil {
+		f.fork = f.state.Fork()
+	}
+	return f.fork, f.index, f.changed
+}
+
+// Progress is View without the state, and costs nothing to those that apply.
+func (f *FSM) Progress() (*raftlog.Clock, uint64, <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.state.Clock(), f.index, f.changed
+}
+
+// Failed is closed when the machine has stopped; Err says why.
+func (f *FSM) Failed() <-chan struct{} { return f.failed }
+
+// Err returns why the machine stopped, or nil.
+func (f *FSM) Err() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.err
+}
+
+// Apply implements raft.FSM.
+func (f *FSM) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
+
+// ApplyBatch implements raft.BatchingFSM.
+func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
+	start := time.Now()
+	out := make([]any, len(logs))
+	entries := make([]*raftlog.Entry, len(logs))
+	errs := make([]error, len(logs))
+	for i, l := range logs { // decoding needs no lock
+		if l.Type == raft.LogCommand {
+			entries[i], errs[i] = DecodeEntry(l.Data)
+		}
+	}
+	proposals := 0
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, l := range logs {
+		if f.err == nil && errs[i] != nil {
+			f.stopLocked(fmt.Errorf("fsm: apply entry %d: %w", l.Index, errs[i]))
+		}
+		switch {
+		case f.err != nil:
+			out[i] = f.err
+			continue
+		case entries[i] != nil:
+			out[i] = f.state.Apply(entries[i])
+			proposals += len(entries[i].Proposals)
+		}
+		f.index = l.Index
+	}
+	f.moveLocked()
+	f.observe(len(logs), proposals, time.Since(start))
+	return out
+}
+
+func (f *FSM) moveLocked() {
+	f.fork = nil
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *FSM) stopLocked(err error) {
+	f.err = err
+	close(f.failed)
+}
+
+// Snapshot implements raft.FSM: a copy-on-write pointer, the I/O is in Persist.
+func (f *FSM) Snapshot() (raft.FSMSnapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return nil, f.err
+	}
+	return snapshot{f.state.Fork()}, nil
+}
+
+// Restore implements raft.FSM: the state is built aside and swapped in when it is complete.
+func (f *FSM) Restore(r io.ReadCloser) error {
+	s, err := ReadSnapshot(r)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.state = s
+	f.moveLocked()
+	return nil
+}
+
+type snapshot struct{ state *state.State }
+
+func (s snapshot) Persist(sink raft.SnapshotSink) error {
+	if err := WriteSnapshot(sink, s.state); err != nil {
+		_ = sink.Cancel() // the write's error is the one to report
+		return err
+	}
+	if err := sink.Close(); err != nil {
+		return fmt.Errorf("fsm: write snapshot: %w", err)
+	}
+	return nil
+}
+
+func (s snapshot) Release() {}
