@@ -128,7 +128,7 @@ func generate(t *testing.T, s Subject, r engine.Request) engine.Response {
 	return out
 }
 
-// untilStraddle generates batches while flip runs between versions, until some response has tokens of two.
+// flipping goes round the versions, staging and flipping, until stop is closed; then it reports.
 func flipping(t *testing.T, s Subject, versions int, stop <-chan struct{}) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)

@@ -56,9 +56,12 @@ func testFlipIsABarrier(t *testing.T, s Subject) {
 		require.NoError(t, s.Engine.Flip(t.Context(), v))
 		after := generate(t, s, ask(1000+i, 4)) // asked after the flip
 		require.Equal(t, []policy.Span{{Start: 0, Length: 4, Version: v}}, after.Spans)
-		r := <-first
+		r := <-first // ended before the flip, or went over, or began after it
 		check(t, req, r)
-		require.Equal(t, v, r.Spans[len(r.Spans)-1].Version)
+		require.LessOrEqual(t, len(r.Spans), 2)
+		if len(r.Spans) == 2 {
+			require.Equal(t, v, r.Spans[1].Version)
+		}
 	}
 }
 
