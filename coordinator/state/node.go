@@ -157,11 +157,26 @@ func (s *State) heartbeat(h *raftlog.Heartbeat) *raftlog.Result {
 	}
 	s.putNode(n)
 	for _, held := range h.Held {
-		if !s.renew(h.Node, held) {
-			res.Lost = append(res.Lost, held)
+		if n.Role == RoleHost && s.current(held) || n.Role != RoleHost && s.renew(h.Node, held) {
+			continue
 		}
+		res.Lost = append(res.Lost, held)
 	}
 	return result
+}
+
+// current reports whether a sandbox's lease stands: a host lists the leases it
+// serves, which their holders renew, and ends the sandboxes of those it is told are lost.
+func (s *State) current(h *raftlog.Held) bool {
+	switch kind, key := lease.Split(h.Resource); kind {
+	case lease.KindEpisode:
+		ep, found := s.episodes.Get(key)
+		return found && ep.State == raftlog.EpisodeState_EPISODE_STATE_LEASED && ep.Lease.GetFence() == h.Fence
+	case lease.KindVerify:
+		j, found := s.jobs.Get(key)
+		return found && j.Lease.GetFence() == h.Fence
+	}
+	return false
 }
 
 // renew extends one lease; false means that it is lost.
