@@ -57,18 +57,19 @@ func (e *Error) Unwrap() error { return e.cause }
 
 // Errors returns each Error in err, in order; none if err is nil or of another kind.
 func Errors(err error) []*Error {
-	var one *Error
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+	switch e := err.(type) {
+	case nil:
+		return nil
+	case *Error:
+		return []*Error{e}
+	case interface{ Unwrap() []error }:
 		var all []*Error
-		for _, e := range joined.Unwrap() {
-			all = append(all, Errors(e)...)
+		for _, one := range e.Unwrap() {
+			all = append(all, Errors(one)...)
 		}
 		return all
 	}
-	if errors.As(err, &one) {
-		return []*Error{one}
-	}
-	return nil
+	return Errors(errors.Unwrap(err))
 }
 
 // join sorts errs by position, those of --set last, and joins them; nil if there are none.

@@ -13,7 +13,6 @@
 //
 // A pointer is a value that may be null. Nothing in a spec is ignored: what is
 // not understood, or not in this build, is an Error with its position.
-//
 package experiment
 
 //go:generate go test -run TestReference_PageIsCurrent -update .

@@ -2,6 +2,7 @@ package experiment
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -123,7 +124,7 @@ func TestParse_Refuses(t *testing.T) {
 		{"list at the top", "- a\n", 1, 1, "", "a list", "want a mapping with the keys apiVersion"},
 		{"syntax", "apiVersion: [a\n", 1, 13, "", "", "not valid YAML"},
 		{"encoding", "a: \xff\n", 1, 1, "", "bytes of another encoding", "UTF-8"},
-		{"too long", strings.Repeat("#", maxBytes+1), 1, 1, "", "262145 bytes", "too long"},
+		{"too long", strings.Repeat("#", maxBytes+1), 1, 1, "", "131073 bytes", "too long"},
 		{"too deep", "a: " + strings.Repeat("[", 10000), 1, 3 + maxNesting + 1, "", "", "nested too deep"},
 		{"too deep on one line", strings.Repeat("- ", 10000), 1, 2*maxNesting + 1, "", "", "nested too deep"},
 	} {
@@ -153,6 +154,7 @@ func TestParse_ReportsAllInOrder(t *testing.T) {
 	// The two envs of one name are not reported: the misspelt key leaves in
 	// doubt what else of spec is meant.
 	require.Equal(t, []int{5, 6, 8}, lines, "%v", err)
+	require.Len(t, Errors(fmt.Errorf("run: %w", err)), 3)
 	require.Equal(t, 3, strings.Count(err.Error(), "x.yaml:"))
 	require.Equal(t, "x.yaml:6:10: spec.steps: found integer 0, want an integer of at least 1", Errors(err)[1].Error())
 }

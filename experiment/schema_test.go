@@ -156,7 +156,7 @@ func (c validator) keyword(s object, key string, arg, v any, path string) []stri
 	text, isText := v.(string)
 	number, isNumber := v.(float64)
 	list, isList := v.([]any)
-	mapping, isMap := v.(object)
+	_, isMap := v.(object)
 	switch key {
 	case "$schema", "$defs", "title", "description", "default":
 		return nil
@@ -194,27 +194,32 @@ func (c validator) keyword(s object, key string, arg, v any, path string) []stri
 		return fail(isList && float64(len(list)) < arg.(float64))
 	case "maxItems":
 		return fail(isList && float64(len(list)) > arg.(float64))
+	}
+	return c.parts(s, key, arg, v, path)
+}
+
+// parts checks the keywords about the elements of lists and mappings.
+func (c validator) parts(s object, key string, arg, v any, path string) []string {
+	list, _ := v.([]any)
+	mapping, isMap := v.(object)
+	var wrong []string
+	switch key {
 	case "items":
-		var wrong []string
 		for i, item := range list {
 			wrong = append(wrong, c.check(arg.(object), item, element(path, i))...)
 		}
-		return wrong
 	case "required":
 		for _, k := range arg.([]any) {
 			if _, ok := mapping[k.(string)]; isMap && !ok {
-				return fail(true)
+				wrong = append(wrong, fmt.Sprintf("%s: no %v", path, k))
 			}
 		}
-		return nil
 	case "properties":
-		var wrong []string
 		for k, item := range mapping {
 			if p, ok := arg.(object)[k]; ok {
 				wrong = append(wrong, c.check(p.(object), item, member(path, k))...)
 			}
 		}
-		return wrong
 	case "additionalProperties":
 		known, _ := s["properties"].(object)
 		for k, item := range mapping {
@@ -222,11 +227,11 @@ func (c validator) keyword(s object, key string, arg, v any, path string) []stri
 				continue
 			}
 			if p, ok := arg.(object); !ok || len(c.check(p, item, path)) > 0 {
-				return fail(true)
+				wrong = append(wrong, fmt.Sprintf("%s: a key %s", path, k))
 			}
 		}
-		return nil
+	default:
+		c.t.Fatalf("the schema uses %s, which this validator does not know", key)
 	}
-	c.t.Fatalf("the schema uses %s, which this validator does not know", key)
-	return nil
+	return wrong
 }

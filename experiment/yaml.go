@@ -15,7 +15,7 @@ import (
 
 // Bounds of the input: the parser's cost grows with the square of the nesting.
 const (
-	maxBytes   = 256 << 10
+	maxBytes   = 128 << 10
 	maxNesting = 64
 )
 
