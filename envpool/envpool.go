@@ -101,7 +101,8 @@ const (
 	HitMemory LimitHit = "memory"
 	HitPids   LimitHit = "pids"
 	HitDisk   LimitHit = "disk"
-	HitOutput LimitHit = "output"
+	HitInodes LimitHit = "inodes"
+	HitOutput LimitHit = "output" // a stream was longer than what was kept of it
 )
 
 // Result is what a command did. A limit hit by the command is a result, not an error.
@@ -128,22 +129,28 @@ type File struct {
 type Host interface {
 	// Prepare builds a template once and returns its snapshot; concurrent calls for one digest share the work.
 	Prepare(ctx context.Context, t Template) (SnapshotID, error)
-	// Claim forks a sandbox. Claiming again with the same resource and fence
-	// returns the same sandbox; a higher fence destroys the older one first.
+	// Claim forks a sandbox; it waits its turn for a slot of its quota until
+	// the context ends (ErrNoSlot). Claiming again with the same resource and
+	// fence returns the same sandbox; a higher fence destroys the older one first.
 	Claim(ctx context.Context, c Claim) (Handle, error)
+	// Exec runs a command to its end. What it leaves running lives on until the
+	// sandbox is released or a command runs out of time. When the context ends
+	// first, all processes of the sandbox are killed.
 	Exec(ctx context.Context, h Handle, c Command) (Result, error)
 	// Write creates or replaces a regular file, making parent directories.
 	Write(ctx context.Context, h Handle, path string, mode fs.FileMode, data []byte) error
 	// Read returns a regular file of at most limit bytes.
 	Read(ctx context.Context, h Handle, path string, limit int64) ([]byte, error)
-	// Collect freezes the sandbox and copies the named files and directories
-	// out, following no links; what is absent is left out. At most limit bytes in all.
+	// Collect freezes the sandbox (its processes are ended) and copies the named
+	// files and directories out, following no links; what is absent or no
+	// regular file is left out. At most limit bytes in all.
 	Collect(ctx context.Context, h Handle, paths []string, limit int64) ([]File, error)
 	// Snapshot seals the sandbox's present files; its processes are ended first.
 	Snapshot(ctx context.Context, h Handle) (SnapshotID, error)
 	// Release ends the sandbox; releasing twice is no error.
 	Release(ctx context.Context, h Handle) error
-	// Revoke ends the sandbox of a lost lease whatever fence it has, up to and including f.
+	// Revoke ends the sandbox of a lost lease whatever fence it has, up to and
+	// including f; claims and calls with such a fence are refused from then on.
 	Revoke(ctx context.Context, resource string, f lease.Fence) error
 	// Stats describes the host now.
 	Stats(ctx context.Context) (Stats, error)
