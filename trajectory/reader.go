@@ -238,17 +238,9 @@ func (r *Reader[R]) row(i int) (row R, err error) {
 
 // ReadOne returns the single row of a reference.
 func ReadOne[R Row](ctx context.Context, s store.ObjectStore, run string, ref Ref) (R, error) {
-	var zero R
 	r, err := Load[R](ctx, s, run, ref.Object)
 	if err != nil {
-		return zero, err
+		return *new(R), err
 	}
-	rows, err := r.Read(ref)
-	if err != nil {
-		return zero, err
-	}
-	if len(rows) != 1 {
-		return zero, fmt.Errorf("trajectory: read %s: reference names %d rows, want 1: %w", TableOf[R](), len(rows), ErrInvalid)
-	}
-	return rows[0], nil
+	return one(r.Read(ref))
 }

@@ -137,14 +137,15 @@ func roundTrip[R Row](t *testing.T, w *Writer[R], want []R) {
 // An episode larger than a batch goes on in the next one; its reference still reads it whole.
 func TestWriter_BatchesAreCapped(t *testing.T) {
 	w := NewWriter[Step](testMeta)
+	w.soft, w.hard = 1<<16, 1<<18
 	var want [][]Step
 	for e := range 3 {
 		id := EpisodeID("run-1", uint64(e), 0, 1)
 		steps := []Step{newStep(id, 0, User, 5)}
 		for i := int32(1); i < 6; i++ {
-			n := 1 << 20
+			n := 1 << 12
 			if e == 1 {
-				n = 4 << 20 // 5 × 40 MB
+				n = 1 << 14 // 5 × 200 kB
 			}
 			ids, lps := make([]int32, n), make([]float32, n)
 			steps = append(steps, newSampled(id, i, i-1, 1, ids, lps))
@@ -154,6 +155,8 @@ func TestWriter_BatchesAreCapped(t *testing.T) {
 	}
 	s, err := w.Close()
 	require.NoError(t, err)
+	require.Equal(t, int32(1), s.Refs[1].Ref.Batch, "batches end between episodes")
+	require.Zero(t, s.Refs[1].Ref.Row)
 	require.Greater(t, s.Refs[2].Ref.Batch, s.Refs[1].Ref.Batch+1, "the large episode takes several batches")
 	r, err := Open[Step](s.Data, s.Digest)
 	require.NoError(t, err)

@@ -29,6 +29,8 @@ type Writer[R Row] struct {
 	columns  []*node
 	builders []array.Builder
 	puts     []appender
+	soft     int // batchBytes
+	hard     int // batchLimit
 
 	batches [][]arrow.Array
 	pending int // rows in the builders
@@ -61,7 +63,7 @@ func NewWriter[R Row](meta Meta) *Writer[R] {
 	if meta.LogprobsMode == "" {
 		meta.LogprobsMode = ProcessedLogprobs
 	}
-	w := &Writer[R]{meta: meta, table: TableOf[R](), columns: columnsOf(reflect.TypeFor[R]()), seen: map[string]struct{}{}}
+	w := &Writer[R]{meta: meta, table: TableOf[R](), columns: columnsOf(reflect.TypeFor[R]()), seen: map[string]struct{}{}, soft: batchBytes, hard: batchLimit}
 	for _, n := range w.columns {
 		b := array.NewBuilder(memory.DefaultAllocator, n.physical)
 		w.builders = append(w.builders, b)
@@ -145,7 +147,7 @@ func appendEpisode(w *Writer[Step], steps []Step) error {
 func (w *Writer[R]) put(row *R, episode string) {
 	_, again := w.seen[episode]
 	same := again && w.table == Steps // further rows of an episode
-	if w.bytes >= batchLimit || (w.bytes >= batchBytes && !same) {
+	if w.bytes >= w.hard || (w.bytes >= w.soft && !same) {
 		w.flush()
 	}
 	if same {
