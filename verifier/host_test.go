@@ -30,6 +30,7 @@ type dirHost struct {
 	mu        sync.Mutex // guards all below
 	templates map[envpool.SnapshotID]envpool.Template
 	open      map[string]*dirSandbox
+	ended     map[string]lease.Fence
 	claims    []envpool.Claim
 	released  int
 
@@ -48,7 +49,7 @@ type dirSandbox struct {
 }
 
 func newDirHost(t *testing.T) *dirHost {
-	h := &dirHost{base: t.TempDir(), templates: map[envpool.SnapshotID]envpool.Template{}, open: map[string]*dirSandbox{}}
+	h := &dirHost{base: t.TempDir(), templates: map[envpool.SnapshotID]envpool.Template{}, open: map[string]*dirSandbox{}, ended: map[string]lease.Fence{}}
 	t.Cleanup(func() { require.Empty(t, h.open, "every sandbox was released") })
 	return h
 }
@@ -72,6 +73,9 @@ func (h *dirHost) Claim(_ context.Context, c envpool.Claim) (envpool.Handle, err
 		}
 	}
 	handle := envpool.Handle{Sandbox: c.Lease.Resource, Fence: c.Lease.Fence}
+	if f, was := h.ended[handle.Sandbox]; was && handle.Fence <= f {
+		return handle, envpool.ErrUnknown
+	}
 	if h.open[handle.Sandbox] != nil {
 		return handle, nil // the same sandbox, as the contract says
 	}
@@ -260,6 +264,7 @@ func (h *dirHost) Release(_ context.Context, hd envpool.Handle) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.open, hd.Sandbox)
+	h.ended[hd.Sandbox] = hd.Fence
 	h.released++
 	if h.onRelease != nil {
 		return h.onRelease(s.number)

@@ -44,7 +44,11 @@ func Judge(ctx context.Context, host envpool.Host, job Job) (Judgement, error) {
 	if err != nil {
 		return Judgement{}, infrastructure(job, "prepare", err)
 	}
+	resource := job.Lease.Resource
 	for try := 1; ; try++ {
+		if try > 1 { // a released resource cannot be claimed again under its fence
+			job.Lease.Resource = fmt.Sprintf("%s/try-%d", resource, try)
+		}
 		j, err := attempt(ctx, host, job, snapshot)
 		if err != nil {
 			return Judgement{}, err
@@ -82,19 +86,23 @@ func attempt(ctx context.Context, host envpool.Host, job Job, snapshot envpool.S
 		return Judgement{}, infrastructure(job, "claim", err)
 	}
 	j, err := runTests(ctx, host, h, job)
-	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWithin)
-	defer cancel()
-	rerr := host.Release(rctx, h)
+	release(ctx, host, h)
 	switch {
-	case err == nil && rerr != nil && j.Verdict == outcome.Indeterminate:
-		// Claiming again would return the same used sandbox.
-		return Judgement{}, infrastructure(job, "release", rerr)
-	case errors.Is(err, envpool.ErrEnvironment) && !errors.Is(err, envpool.ErrNoSlot):
+	case errors.Is(err, envpool.ErrEnvironment):
 		return indeterminate(SandboxFailure, outcome.VerifierCrash, "the verifier's sandbox failed: %v", err), nil
 	case err != nil:
 		return Judgement{}, infrastructure(job, "run tests", err)
 	}
 	return j, nil
+}
+
+// release ends a sandbox even when the caller's context has ended. What was
+// learnt in it stands whether that works or not; a host that cannot end a
+// sandbox quarantines it and says so itself.
+func release(ctx context.Context, host envpool.Host, h envpool.Handle) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWithin)
+	defer cancel()
+	_ = host.Release(ctx, h)
 }
 
 // runTests fills a new sandbox, runs the tests and reads what they decided. Its errors are the host's.

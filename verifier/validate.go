@@ -105,13 +105,7 @@ func visit(ctx context.Context, host envpool.Host, t *task.Task, who string, act
 	if err != nil {
 		return nil, "", fail("claim", err)
 	}
-	defer func() {
-		rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWithin)
-		defer cancel()
-		if rerr := host.Release(rctx, h); err == nil && rerr != nil {
-			err = fail("release", rerr)
-		}
-	}()
+	defer release(ctx, host, h)
 	if trouble, err = act(h); err != nil {
 		return nil, "", fail("act", err)
 	}
@@ -171,7 +165,7 @@ func judgeAs(ctx context.Context, host envpool.Host, t *task.Task, who string, f
 	return Judge(ctx, host, Job{Run: "validate", Attempt: 1, Task: t, Artifacts: files, EndReason: outcome.Stop, Lease: token(t, who, "verifier")})
 }
 
-// token is a lease for a host that serves only this validation.
+// token is a lease for a host without a coordinator: the clock raises the fence, so that a task can be validated again.
 func token(t *task.Task, who, role string) lease.Token {
-	return lease.Token{Resource: fmt.Sprintf("validate/%s/%s/%s", t.ID, who, role), Holder: "validate", Fence: 1, TTL: time.Hour}
+	return lease.Token{Resource: fmt.Sprintf("validate/%s/%s/%s", t.ID, who, role), Holder: "validate", Fence: lease.Fence(time.Now().UnixNano()), TTL: time.Hour}
 }
