@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // makeTask writes and loads a task with the given tests/test.sh and solution/solve.sh (none when empty).
-func makeTask(t *testing.T, test, solve string) *task.Task {
+func makeTask(t testing.TB, test, solve string) *task.Task {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "a-task")
 	files := map[string]string{
