@@ -21,20 +21,6 @@ import (
 // artifactKind is the suffix of the objects that verifiers judge.
 const artifactKind = "artifacts.tar"
 
-// sandbox binds a handle to the calls that an agent makes.
-type sandbox struct {
-	host   envpool.Host
-	handle envpool.Handle
-}
-
-func (s sandbox) Exec(ctx context.Context, c envpool.Command) (envpool.Result, error) {
-	return s.host.Exec(ctx, s.handle, c)
-}
-
-func (s sandbox) Write(ctx context.Context, path string, data []byte) error {
-	return s.host.Write(ctx, s.handle, path, 0o644, data)
-}
-
 // finished is an episode that waits to be sealed.
 type finished struct {
 	grant *raftlog.EpisodeGrant
@@ -78,12 +64,12 @@ func (w *Worker) act(ctx context.Context, g *raftlog.EpisodeGrant, token lease.T
 	waits := func(what string) { w.deps.Coordinator.Waits(token.Resource, what) }
 	waits("environment")
 	tmpl := t.AgentTemplate()
-	snap, err := host.Prepare(ctx, template(tmpl))
+	snap, err := host.Prepare(ctx, envpool.TaskTemplate(tmpl))
 	if err != nil {
 		return nil, claimReason(err), err
 	}
 	setup := time.Since(began)
-	handle, err := host.Claim(ctx, envpool.Claim{Lease: token, Snapshot: snap, Quota: envpool.QuotaAgent, Limits: limits(env.Limits, t.Limits), Entropy: uint64(g.Seed)})
+	handle, err := host.Claim(ctx, envpool.Claim{Lease: token, Snapshot: snap, Quota: envpool.QuotaAgent, Limits: env.Limits.Over(t.Limits), Entropy: uint64(g.Seed)})
 	if err != nil {
 		return nil, claimReason(err), err
 	}
@@ -111,7 +97,7 @@ func (w *Worker) act(ctx context.Context, g *raftlog.EpisodeGrant, token lease.T
 		ep.Pin = &g.Pin
 	}
 	res, err := agent.Run(ctx, agent.Deps{
-		Engine: w.deps.Engine, Replica: w.deps.Replica, Renderer: w.run.Renderer, Sandbox: sandbox{host, handle}, Waits: waits, Now: time.Now,
+		Engine: w.deps.Engine, Replica: w.deps.Replica, Renderer: env.Renderer, Sandbox: envpool.Sandbox{Host: host, Handle: handle}, Waits: waits, Now: time.Now,
 	}, cfg, ep)
 	if err != nil {
 		return nil, outcome.WorkerLost, err
@@ -151,29 +137,6 @@ func (w *Worker) act(ctx context.Context, g *raftlog.EpisodeGrant, token lease.T
 }
 
 func ptr[T any](v T) *T { return &v }
-
-// template converts the task's own words; task is a leaf and knows no pool.
-func template(t task.Template) envpool.Template {
-	out := envpool.Template{Digest: t.Digest, Image: "host", Workdir: t.Workdir, Env: t.Env}
-	for _, l := range t.Layers {
-		out.Layers = append(out.Layers, envpool.Layer{Source: l.Source, Dest: l.Dest})
-	}
-	return out
-}
-
-// limits puts the task's own limits over those of the experiment.
-func limits(base envpool.Limits, own task.Limits) envpool.Limits {
-	if own.CPU > 0 {
-		base.CPU = own.CPU
-	}
-	if own.Memory > 0 {
-		base.Memory = own.Memory
-	}
-	if own.Disk > 0 {
-		base.Disk = own.Disk
-	}
-	return base
-}
 
 // claimReason blames the environment only with the host's word for it.
 func claimReason(err error) outcome.EndReason {

@@ -41,7 +41,6 @@ type Run struct {
 	Experiment policy.Digest
 	BaseModel  policy.Digest
 	Tokenizer  policy.Digest
-	Renderer   agent.Renderer
 	Engine     trajectory.Engine
 	Envs       []Env
 }
@@ -56,6 +55,7 @@ type Env struct {
 	Task     func(d policy.Digest) *task.Task
 	Harness  policy.Digest // of the agent's settings
 	Artifact int64         // most bytes copied out of a sandbox
+	Renderer agent.Renderer
 }
 
 // Deps are the parts that a worker works with.

@@ -40,7 +40,7 @@ func Judge(ctx context.Context, host envpool.Host, job Job) (Judgement, error) {
 	if p, bad := undeclared(job); bad {
 		return finish(indeterminate(Tampering, outcome.VerifierCrash, "%q was handed in but is not a declared artifact", p), 1), nil
 	}
-	snapshot, err := host.Prepare(ctx, sandboxTemplate(t))
+	snapshot, err := host.Prepare(ctx, envpool.TaskTemplate(t))
 	if err != nil {
 		return Judgement{}, infrastructure(job, "prepare", err)
 	}
@@ -80,7 +80,7 @@ func under(p, dir string) bool { return p == dir || strings.HasPrefix(p, dir+"/"
 func attempt(ctx context.Context, host envpool.Host, job Job, snapshot envpool.SnapshotID) (Judgement, error) {
 	h, err := host.Claim(ctx, envpool.Claim{
 		Lease: job.Lease, Snapshot: snapshot, Quota: envpool.QuotaVerifier,
-		Limits: limits(job.Limits, job.Task.Limits), Entropy: uint64(job.Lease.Fence),
+		Limits: job.Limits.Over(job.Task.Limits), Entropy: uint64(job.Lease.Fence),
 	})
 	if err != nil {
 		return Judgement{}, infrastructure(job, "claim", err)

@@ -95,12 +95,12 @@ func visit(ctx context.Context, host envpool.Host, t *task.Task, who string, act
 	fail := func(op string, err error) error {
 		return fmt.Errorf("verifier: validate %s: %s: %w: %w", t.ID, op, ErrInfrastructure, err)
 	}
-	snapshot, err := host.Prepare(ctx, sandboxTemplate(t.AgentTemplate()))
+	snapshot, err := host.Prepare(ctx, envpool.TaskTemplate(t.AgentTemplate()))
 	if err != nil {
 		return nil, "", fail("prepare", err)
 	}
 	h, err := host.Claim(ctx, envpool.Claim{
-		Lease: token(t, who, "agent"), Snapshot: snapshot, Quota: envpool.QuotaAgent, Limits: limits(envpool.Limits{}, t.Limits),
+		Lease: token(t, who, "agent"), Snapshot: snapshot, Quota: envpool.QuotaAgent, Limits: envpool.Limits{}.Over(t.Limits),
 	})
 	if err != nil {
 		return nil, "", fail("claim", err)

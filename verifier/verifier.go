@@ -105,26 +105,3 @@ type Evidence struct {
 	Digest  policy.Digest // of the bytes kept by the sandbox, of which Excerpt is the head
 	Excerpt string        // valid UTF-8, at most MaxExcerpt bytes
 }
-
-// sandboxTemplate is t as the environment pool takes it.
-func sandboxTemplate(t task.Template) envpool.Template {
-	out := envpool.Template{Digest: t.Digest, Image: "host", Workdir: t.Workdir, Env: t.Env}
-	for _, l := range t.Layers {
-		out.Layers = append(out.Layers, envpool.Layer(l))
-	}
-	return out
-}
-
-// limits puts the task's own limits over those of the experiment.
-func limits(base envpool.Limits, own task.Limits) envpool.Limits {
-	if own.CPU > 0 {
-		base.CPU = own.CPU
-	}
-	if own.Memory > 0 {
-		base.Memory = own.Memory
-	}
-	if own.Disk > 0 {
-		base.Disk = own.Disk
-	}
-	return base
-}
