@@ -4,7 +4,11 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"testing"
 	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
 
 	"github.com/rlfleet/rlfleet/outcome"
 	"github.com/rlfleet/rlfleet/policy"
@@ -119,4 +123,13 @@ func newVerdict(episode string, reward float64) Verdict {
 		v.Verdict, v.Reason = outcome.Pass, ChecksPassed
 	}
 	return v
+}
+
+func dictionaryOf(t *testing.T, a arrow.Array) []string {
+	values := a.(*array.Dictionary).Dictionary().(*array.String)
+	out := make([]string, values.Len())
+	for i := range out {
+		out[i] = values.Value(i)
+	}
+	return out
 }
