@@ -29,6 +29,9 @@ func (r *Step) check(f *fault) {
 	f.require((r.TokenIDs == nil) == (r.LossMask == nil), "loss_mask", "must be null exactly when token_ids is")
 	f.require(len(r.LossMask) == len(r.TokenIDs), "loss_mask", "has %d entries for %d token_ids", len(r.LossMask), len(r.TokenIDs))
 	f.require(r.NScaffold >= 0 && int(r.NScaffold) <= len(r.TokenIDs), "n_scaffold", "%d of %d token_ids", r.NScaffold, len(r.TokenIDs))
+	if f.err != nil {
+		return // what follows indexes by these lengths
+	}
 	n := r.SampledTokens()
 	if n > 0 {
 		f.require(r.Role == Assistant, "loss_mask", "is true on a %s row", r.Role)
