@@ -50,13 +50,15 @@ func (s *State) openGroup(r *raftlog.Run, g *raftlog.Group) {
 	g.Seed = int64(mix(uint64(r.Config.Seed), g.Id))
 	s.update(r.Id, func(r *raftlog.Run) {
 		r.NextGroup++
-		r.Counters.GroupsAdmitted++
+		if g.Suite == "" {
+			r.Counters.GroupsAdmitted++
+		}
 	})
 	s.putGroup(g)
 	for i := int32(0); i < g.Size; i++ {
 		s.putEpisode(&raftlog.Episode{
 			Run: g.Run, Group: g.Id, Index: i, State: raftlog.EpisodeState_EPISODE_STATE_QUEUED, Attempt: 1,
-			Seed: int64(mix(uint64(g.Seed), uint64(i)+1)), QueuedNs: s.clock.NowNs,
+			Seed: int64(mix(uint64(g.Seed), uint64(i)+1)), QueuedNs: s.clock.NowNs, Floor: g.LiveAtAdmission,
 		})
 	}
 	s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_GroupAdmitted{GroupAdmitted: &raftlog.GroupAdmitted{

@@ -12,7 +12,8 @@ import (
 // blameTask counts a failure of the task's own doing (or of its verifier or
 // environment) and applies the short-group rule. After max_attempts failures
 // without a success between them the task is quarantined.
-func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message string) {
+// sealed tells that the failure is the verifier's, of a sealed attempt.
+func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message string, sealed bool) {
 	r, _ := s.runs.Get(ep.Run)
 	g, found := s.groups.Get(groupKey(ep.Run, ep.Group))
 	if !found || terminal(r.State) {
@@ -21,7 +22,7 @@ func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message st
 	env := r.Config.Envs[g.Env]
 	if g.Suite != "" { // an evaluation must end: the member counts as unscored
 		if ep.Failures >= env.MaxAttempts {
-			s.settleUnscored(ep)
+			s.settleUnscored(ep, sealed)
 		}
 		return
 	}
@@ -31,8 +32,8 @@ func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message st
 		s.quarantine(g, string(why))
 	case env.ShortGroup == "drop":
 		s.dropGroup(g, "short: "+string(why), true)
-	case env.ShortGroup == "keep" && s.usable(g) >= env.KeepMin:
-		s.settleUnscored(ep)
+	case env.ShortGroup == "keep" && s.usable(g) >= max(1, env.KeepMin):
+		s.settleUnscored(ep, sealed)
 	}
 }
 
@@ -47,11 +48,15 @@ func (s *State) usable(g *raftlog.Group) int32 {
 	return n
 }
 
-// settleUnscored ends a member without a reward.
-func (s *State) settleUnscored(ep *raftlog.Episode) {
+// settleUnscored ends a member without a reward. counted tells that its
+// indeterminate verdict is in the counters already.
+func (s *State) settleUnscored(ep *raftlog.Episode, counted bool) {
 	ep = proto.CloneOf(ep)
 	ep.State, ep.Verdict, ep.Disposition = raftlog.EpisodeState_EPISODE_STATE_SETTLED, string(outcome.Indeterminate), string(outcome.Drop)
 	s.putEpisode(ep)
+	if !counted {
+		s.update(ep.Run, func(r *raftlog.Run) { r.Counters.EpisodesIndeterminate++ })
+	}
 	s.settled(ep, ep.LastFailure, "")
 }
 
@@ -91,9 +96,11 @@ func (s *State) forgive(g *raftlog.Group) {
 
 func (s *State) quarantine(g *raftlog.Group, why string) {
 	r, _ := s.runs.Get(g.Run)
-	s.update(g.Run, func(r *raftlog.Run) { failure(r, g.Env, g.Task).Quarantined = true })
-	s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_Quarantined{Quarantined: &raftlog.TaskQuarantined{
-		Env: g.Env, Task: s.taskRef(r, g), Reason: why,
-	}}})
+	if !quarantined(r, g.Env, g.Task) { // another open group of the task may have been first
+		s.update(g.Run, func(r *raftlog.Run) { failure(r, g.Env, g.Task).Quarantined = true })
+		s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_Quarantined{Quarantined: &raftlog.TaskQuarantined{
+			Env: g.Env, Task: s.taskRef(r, g), Reason: why,
+		}}})
+	}
 	s.dropGroup(g, "task quarantined: "+why, false)
 }

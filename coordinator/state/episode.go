@@ -49,12 +49,16 @@ func (s *State) putEpisode(ep *raftlog.Episode) {
 
 // leaseEpisodes grants up to count episodes, each with a reserved sandbox, admitting groups as pacing allows.
 func (s *State) leaseEpisodes(l *raftlog.LeaseEpisodes) *raftlog.Result {
-	n := s.node("rollout", l.GetNode())
+	n := s.node(RoleRollout, l.GetNode())
 	if n == nil {
 		return fencedNode(l.GetNode())
 	}
 	res := &raftlog.LeaseEpisodesResult{TtlNs: LeaseTTL}
 	result := &raftlog.Result{Result: &raftlog.Result_LeaseEpisodes{LeaseEpisodes: res}}
+	if n.State == raftlog.NodeState_NODE_STATE_DRAINING {
+		res.WaitsFor = "the end of its drain"
+		return result
+	}
 	for _, id := range s.runs.Keys() {
 		if l.Run != "" && id != l.Run {
 			continue
@@ -81,21 +85,33 @@ func (s *State) leaseFrom(id string, n *raftlog.Node, want int, res *raftlog.Lea
 		if c := s.counts[id]; int32(c.leased) >= r.Config.Concurrency {
 			return "rollout.concurrency"
 		}
+		host := s.freeHost(false)
+		if host == nil { // before admission: a group's bound runs from there
+			return "a free sandbox"
+		}
 		s.admit(id, 1)
 		if r, _ = s.runs.Get(id); r.State != raftlog.RunState_RUN_STATE_RUNNING {
 			return "run is " + StateName(r.State)
 		}
 		ep := s.nextQueued(id)
 		if ep == nil {
-			return "admission: the lag bound holds new groups back"
+			return s.heldBack(r)
 		}
-		host := s.reserve(false)
-		if host == nil {
-			return "a free sandbox"
-		}
+		s.adjust(host.Name, false, 1)
 		res.Grants = append(res.Grants, s.grantEpisode(r, ep, n, host))
 	}
 	return ""
+}
+
+// heldBack says why no group is admitted.
+func (s *State) heldBack(r *raftlog.Run) string {
+	if r.Stopping || (r.Config.Steps-r.Head)*int64(r.Config.GroupsPerStep) <= int64(s.counts[r.Id].outstanding) {
+		return "nothing: all groups that the run needs are admitted"
+	}
+	if r.Live < r.Head {
+		return fmt.Sprintf("admission: the lag bound holds new groups back while version %d is not live", r.Head)
+	}
+	return fmt.Sprintf("admission: the lag bound holds new groups back until step %d is committed", r.Head)
 }
 
 func (s *State) nextQueued(id string) *raftlog.Episode {
@@ -158,6 +174,9 @@ func (s *State) sealOne(run string, ref *raftlog.NodeRef, it *raftlog.SealItem) 
 		return raftlog.Code_CODE_INVALID, "a sealed episode names its shards"
 	}
 	g, _ := s.groups.Get(groupKey(run, it.Group))
+	if r, _ := s.runs.Get(run); sealed.Tokens > 0 && (sealed.MinVersion < 0 || sealed.MinVersion > sealed.MaxVersion || sealed.MaxVersion > r.Head) {
+		return raftlog.Code_CODE_INVALID, fmt.Sprintf("tokens of versions %d to %d, and %d is the newest", sealed.MinVersion, sealed.MaxVersion, r.Head)
+	}
 	if g.Pin >= 0 && sealed.Tokens > 0 && (sealed.MinVersion != g.Pin || sealed.MaxVersion != g.Pin) {
 		return raftlog.Code_CODE_INVALID, fmt.Sprintf("an evaluation of version %d has tokens of versions %d to %d", g.Pin, sealed.MinVersion, sealed.MaxVersion)
 	}
@@ -199,23 +218,34 @@ func (s *State) failEpisodes(m *raftlog.FailEpisodes) *raftlog.Result {
 // count against the task.
 func (s *State) loseAttempt(ep *raftlog.Episode, why outcome.EndReason, message string) {
 	sealed := ep.State == raftlog.EpisodeState_EPISODE_STATE_SEALED
-	s.emit(ep.Run, &raftlog.Event{Event: &raftlog.Event_AttemptLost{AttemptLost: &raftlog.AttemptLost{
-		Group: ep.Group, Index: ep.Index, Attempt: ep.Attempt, Reason: string(why), Sealed: sealed,
-	}}})
+	s.attemptLost(ep, why)
+	r, _ := s.runs.Get(ep.Run)
 	ep = proto.CloneOf(ep)
 	ep.LastFailure = string(why) + ": " + message
 	ep.State, ep.Lease, ep.Host, ep.Sealed, ep.WaitsFor = raftlog.EpisodeState_EPISODE_STATE_QUEUED, nil, "", nil, ""
 	ep.Attempt++
-	ep.QueuedNs = s.clock.NowNs
+	ep.QueuedNs, ep.Floor = s.clock.NowNs, max(ep.Floor, r.Live)
 	class, _ := outcome.Class(why)
 	counted := class == outcome.ClassEnvironment || class == outcome.ClassVerifier || class == outcome.ClassTask
 	if counted {
 		ep.Failures++
 	}
 	s.putEpisode(ep)
-	s.update(ep.Run, func(r *raftlog.Run) { r.Counters.AttemptsLost++ })
+	s.update(ep.Run, func(r *raftlog.Run) {
+		r.Counters.AttemptsLost++
+		if sealed { // its verdict was indeterminate
+			r.Counters.EpisodesIndeterminate++
+		}
+	})
 	if counted {
-		s.blameTask(ep, why, message)
+		s.blameTask(ep, why, message, sealed)
 	}
 	s.recount(ep.Run, ep.Group)
+}
+
+func (s *State) attemptLost(ep *raftlog.Episode, why outcome.EndReason) {
+	s.emit(ep.Run, &raftlog.Event{Event: &raftlog.Event_AttemptLost{AttemptLost: &raftlog.AttemptLost{
+		Group: ep.Group, Index: ep.Index, Attempt: ep.Attempt, Reason: string(why),
+		Sealed: ep.State == raftlog.EpisodeState_EPISODE_STATE_SEALED,
+	}}})
 }

@@ -15,12 +15,12 @@ func evalKey(run, suite string, v int64) string {
 }
 
 // planEvals opens the evaluation groups of a version that is due: at version
-// 0, every so many versions, and at the last one. They are outside pacing and
+// 0, every so many versions, and at the last one, be it early. They are outside pacing and
 // batches and sample from exactly that version.
 func (s *State) planEvals(run string, v int64) {
 	r, _ := s.runs.Get(run)
 	for _, e := range r.Config.Evals {
-		if v != 0 && v != r.Config.Steps && (e.Every <= 0 || v%e.Every != 0) {
+		if v != 0 && v != r.Config.Steps && !r.Stopping && (e.Every <= 0 || v%e.Every != 0) {
 			continue
 		}
 		k := evalKey(run, e.Suite, v)
@@ -78,12 +78,15 @@ func (s *State) evalDone(e *raftlog.EvalResult) {
 	}}})
 	s.update(e.Run, func(r *raftlog.Run) {
 		r.ProgressNs, r.Progress = s.clock.NowNs, fmt.Sprintf("version %d was evaluated", e.Version)
+		if e.Scored == 0 {
+			return
+		}
 		var v int64
 		var best float64
 		if n, _ := fmt.Sscanf(r.Best, "%d %g", &v, &best); n < 2 || reward > best {
 			r.Best = fmt.Sprintf("%d %g", e.Version, reward)
 		}
-		if r.Config.StopEvalReward != nil && reward >= *r.Config.StopEvalReward && e.Scored > 0 {
+		if r.Config.StopEvalReward != nil && reward >= *r.Config.StopEvalReward {
 			r.Stopping = true
 		}
 	})

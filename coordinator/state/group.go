@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -68,6 +69,11 @@ func (s *State) recount(run string, id uint64) {
 	}
 	var sealed, settled int32
 	bound := int64(-1)
+	atMost := func(v int64) {
+		if bound < 0 || v < bound {
+			bound = v
+		}
+	}
 	for _, ep := range s.members(g) {
 		switch ep.State {
 		case raftlog.EpisodeState_EPISODE_STATE_SETTLED:
@@ -75,37 +81,33 @@ func (s *State) recount(run string, id uint64) {
 			fallthrough
 		case raftlog.EpisodeState_EPISODE_STATE_SEALED:
 			sealed++
-			if v := ep.Sealed.GetMinVersion(); v >= 0 && (bound < 0 || v < bound) {
-				bound = v
+			if ep.Sealed.GetTokens() > 0 { // never assumed: if a worker was given an older engine, the tokens decide
+				atMost(ep.Sealed.MinVersion)
 			}
+		default:
+			atMost(ep.Floor)
 		}
 	}
 	g = proto.CloneOf(g)
 	g.Sealed, g.Settled, g.Bound = sealed, settled, g.LiveAtAdmission
-	if sealed == g.Size && bound >= 0 {
-		g.Bound = bound // never assumed: if a worker was given an older engine, the tokens decide
+	if bound >= 0 {
+		g.Bound = bound
 	}
 	if settled == g.Size {
 		g.State, g.CompleteNs = raftlog.GroupState_GROUP_STATE_COMPLETE, s.clock.NowNs
 	}
 	s.putGroup(g)
 	if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE && g.Suite != "" {
-		s.endGroup(g, "evaluated", "", -1)
+		s.endGroup(g, "evaluated", "", -1, "")
 	}
 }
 
-// endGroup consumes or drops a group: its members' leases end and the reason is written down.
-func (s *State) endGroup(g *raftlog.Group, how, reason string, step int64) {
+// endGroup consumes or drops a group: its members' leases end and the reason
+// is written down. cut is the end reason of members that are not settled yet.
+func (s *State) endGroup(g *raftlog.Group, how, reason string, step int64, cut outcome.EndReason) {
 	for _, ep := range s.members(g) {
-		k := memberKey(ep.Run, ep.Group, ep.Index)
-		if j, found := s.jobs.Get(k); found {
-			s.dropJob(j)
-		}
-		if ep.State == raftlog.EpisodeState_EPISODE_STATE_QUEUED || ep.State == raftlog.EpisodeState_EPISODE_STATE_LEASED {
-			c := proto.CloneOf(ep)
-			c.State, c.Lease, c.Host = raftlog.EpisodeState_EPISODE_STATE_SETTLED, nil, ""
-			c.Verdict, c.Disposition, c.LastFailure = "not_run", "drop", reason
-			s.putEpisode(c)
+		if ep.State != raftlog.EpisodeState_EPISODE_STATE_SETTLED {
+			s.cutMember(ep, reason, cut)
 		}
 	}
 	seq := s.emit(g.Run, &raftlog.Event{Event: &raftlog.Event_GroupEnded{GroupEnded: &raftlog.GroupEnded{
@@ -121,13 +123,32 @@ func (s *State) endGroup(g *raftlog.Group, how, reason string, step int64) {
 	s.ended.Set(seqKey(seq), groupKey(g.Run, g.Id))
 }
 
+// cutMember settles a member whose group ends before it. A sealed attempt is
+// acknowledged: that it is lost is an event of its own (invariant I3).
+func (s *State) cutMember(ep *raftlog.Episode, reason string, cut outcome.EndReason) {
+	if j, found := s.jobs.Get(memberKey(ep.Run, ep.Group, ep.Index)); found {
+		s.dropJob(j)
+	}
+	if ep.State == raftlog.EpisodeState_EPISODE_STATE_SEALED {
+		s.attemptLost(ep, cut)
+	}
+	c := proto.CloneOf(ep)
+	c.State, c.Lease, c.Host, c.WaitsFor = raftlog.EpisodeState_EPISODE_STATE_SETTLED, nil, "", ""
+	c.Verdict, c.Disposition, c.LastFailure = string(outcome.NotRun), string(outcome.Drop), reason
+	s.putEpisode(c)
+}
+
 // dropGroup ends a group untrained. requeue brings its task back, within the run's limit.
 func (s *State) dropGroup(g *raftlog.Group, reason string, requeue bool) {
-	s.endGroup(g, "dropped", reason, -1)
+	s.dropGroupAs(g, reason, requeue, outcome.StaleCancel)
+}
+
+func (s *State) dropGroupAs(g *raftlog.Group, reason string, requeue bool, cut outcome.EndReason) {
+	s.endGroup(g, "dropped", reason, -1, cut)
+	if g.Suite != "" {
+		return
+	}
 	s.update(g.Run, func(r *raftlog.Run) {
-		if g.Suite != "" {
-			return
-		}
 		r.Counters.GroupsDropped++
 		if requeue && g.Requeued < r.Config.MaxRequeues {
 			r.Requeues = append(r.Requeues, &raftlog.Requeue{Env: g.Env, Task: g.Task, Times: g.Requeued + 1})
@@ -141,7 +162,7 @@ func (s *State) dropOpen(run, reason string) {
 		g, _ := s.groups.Get(k)
 		switch g.State {
 		case raftlog.GroupState_GROUP_STATE_OPEN, raftlog.GroupState_GROUP_STATE_COMPLETE, raftlog.GroupState_GROUP_STATE_ASSIGNED:
-			s.dropGroup(g, reason, false)
+			s.dropGroupAs(g, reason, false, outcome.Cancelled)
 		}
 	}
 }

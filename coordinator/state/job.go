@@ -54,17 +54,21 @@ func (s *State) leaseJobs(l *raftlog.LeaseJobs) *raftlog.Result {
 		return fencedNode(l.GetNode())
 	}
 	res := &raftlog.LeaseJobsResult{TtlNs: LeaseTTL}
+	if n.State == raftlog.NodeState_NODE_STATE_DRAINING {
+		res.WaitsFor, l = "the end of its drain", &raftlog.LeaseJobs{}
+	}
 	for range l.Count {
 		k, _, found := s.ready.Min()
 		if !found {
 			res.WaitsFor = "a sealed episode"
 			break
 		}
-		host := s.reserve(true)
+		host := s.freeHost(true)
 		if host == nil {
 			res.WaitsFor = "a free verifier sandbox"
 			break
 		}
+		s.adjust(host.Name, true, 1)
 		j, _ := s.jobs.Get(k)
 		j = proto.CloneOf(j)
 		j.State, j.Lease, j.Host = raftlog.JobState_JOB_STATE_LEASED, s.grant(n), host.Name
@@ -147,8 +151,6 @@ func (s *State) settled(ep *raftlog.Episode, reason, end string) {
 			c.EpisodesPassed++
 		case outcome.Fail:
 			c.EpisodesFailed++
-		default:
-			c.EpisodesIndeterminate++
 		}
 		if ep.Disposition == string(outcome.Mask) {
 			c.Masked++
@@ -200,7 +202,6 @@ func (s *State) failJob(j *raftlog.VerifyJob, why outcome.EndReason, message str
 	}
 	ep, _ := s.episodes.Get(memberKey(j.Run, j.Group, j.Index))
 	s.dropJob(j)
-	s.update(j.Run, func(r *raftlog.Run) { r.Counters.EpisodesIndeterminate++ })
 	s.loseAttempt(ep, why, message)
 }
 

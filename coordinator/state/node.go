@@ -228,28 +228,43 @@ func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 	return true
 }
 
-// reserve picks the ready host with the most free sandboxes of a quota and takes one; nil when none is free.
-func (s *State) reserve(verifier bool) *raftlog.Node {
+// freeHost picks the ready host with the most free sandboxes of a quota; nil when none is free.
+func (s *State) freeHost(verifier bool) *raftlog.Node {
 	var best *raftlog.Node
 	var bestFree int32
 	s.nodes.Ascend(RoleHost+"/", func(_ string, n *raftlog.Node) bool {
 		if n.Role != RoleHost {
 			return false
 		}
-		free := n.Agents - n.AgentsReserved
-		if verifier {
-			free = n.Verifiers - n.VerifiersReserved
-		}
-		if n.State == raftlog.NodeState_NODE_STATE_READY && free > bestFree {
-			best, bestFree = n, free
+		if f := free(n, verifier); f > bestFree {
+			best, bestFree = n, f
 		}
 		return true
 	})
-	if best == nil {
-		return nil
-	}
-	s.adjust(best.Name, verifier, 1)
 	return best
+}
+
+// free counts the sandboxes of a quota that a host can still take.
+func free(n *raftlog.Node, verifier bool) int32 {
+	switch {
+	case n.State != raftlog.NodeState_NODE_STATE_READY:
+		return 0
+	case verifier:
+		return max(0, n.Verifiers-n.VerifiersReserved)
+	}
+	return max(0, n.Agents-n.AgentsReserved)
+}
+
+// sandboxes counts the free sandboxes of a quota on all hosts.
+func (s *State) sandboxes(verifier bool) int {
+	total := 0
+	s.nodes.Ascend(RoleHost+"/", func(_ string, n *raftlog.Node) bool {
+		if n.Role == RoleHost {
+			total += int(free(n, verifier))
+		}
+		return n.Role == RoleHost
+	})
+	return total
 }
 
 // adjust changes a host's reservations; giving back to a host that is gone is no error.

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -67,17 +68,24 @@ func checkConfig(c *raftlog.RunConfig) string {
 		return "steps and groups per step must be at least 1, lag at least 0"
 	case c.PublishEvery < 1 || c.PublishEvery > c.LagMax+1:
 		return "publish.every must be between 1 and lag.max + 1"
+	case c.Concurrency < 1:
+		return "concurrency must be at least 1"
 	case len(c.Envs) == 0:
 		return "a run needs an env"
 	}
 	for _, e := range c.Envs {
-		if len(e.Tasks) == 0 || e.GroupSize < 1 || e.Weight <= 0 {
+		if len(e.Tasks) == 0 || e.GroupSize < 1 || !(e.Weight > 0) || math.IsInf(e.Weight, 1) { // not > also refuses NaN
 			return fmt.Sprintf("env %q needs tasks, a group size and a positive weight", e.Name)
 		}
 	}
-	for _, e := range c.Evals {
-		if int(e.Env) >= len(c.Envs) || len(e.Tasks) == 0 || e.Samples < 1 {
+	for i, e := range c.Evals {
+		if e.Suite == "" || e.Env < 0 || int(e.Env) >= len(c.Envs) || len(e.Tasks) == 0 || e.Samples < 1 {
 			return fmt.Sprintf("evaluation %q needs an env, tasks and samples", e.Suite)
+		}
+		for _, other := range c.Evals[:i] {
+			if other.Suite == e.Suite {
+				return fmt.Sprintf("evaluation %q is there twice", e.Suite)
+			}
 		}
 	}
 	return ""
@@ -135,10 +143,7 @@ func (s *State) controlRun(c *raftlog.ControlRun) *raftlog.Result {
 	case "pause":
 		s.pause(r.Id, c.Reason)
 	case "resume":
-		s.update(r.Id, func(r *raftlog.Run) {
-			r.State, r.Reason, r.PausedNs = raftlog.RunState_RUN_STATE_RUNNING, "", 0
-			r.ProgressNs, r.Progress, r.BatchWaitNs = s.clock.NowNs, "resumed", 0
-		})
+		s.resume(r)
 	case "cancel":
 		s.endRun(r.Id, raftlog.RunState_RUN_STATE_CANCELLED, c.Reason)
 	case "fail":
@@ -157,12 +162,38 @@ func (s *State) pause(id, reason string) {
 	})
 }
 
+// resume continues a run. Nothing aged while it stood, and a version that was
+// rejected is tried again: whoever resumes has seen to the cause.
+func (s *State) resume(r *raftlog.Run) {
+	if r.State == raftlog.RunState_RUN_STATE_PAUSED {
+		stood := s.clock.NowNs - r.PausedNs
+		for _, g := range s.outstanding(r) {
+			if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE {
+				s.changeGroup(g.Run, g.Id, func(g *raftlog.Group) { g.CompleteNs += stood })
+			}
+		}
+	}
+	if v, is := due(r); is && s.versionState(r.Id, v) == raftlog.VersionState_VERSION_STATE_REJECTED {
+		s.setVersion(r.Id, v, raftlog.VersionState_VERSION_STATE_COMMITTED, "")
+	}
+	s.update(r.Id, func(r *raftlog.Run) {
+		r.State, r.Reason, r.PausedNs = raftlog.RunState_RUN_STATE_RUNNING, "", 0
+		r.ProgressNs, r.Progress = s.clock.NowNs, "resumed"
+	})
+	s.awaitBatch(r.Id)
+}
+
 // removeRun forgets an ended run whose events are all mirrored; its objects stay until they are deleted by hand.
 func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 	if !terminal(r.State) {
 		return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s is %s: cancel it first", r.Id, StateName(r.State)))
 	}
-	if s.outbox.Len() > 0 {
+	waiting := false
+	s.outbox.Scan(func(_ string, e *raftlog.Event) bool {
+		waiting = e.Run == r.Id
+		return !waiting
+	})
+	if waiting {
 		return refuse(raftlog.Code_CODE_CONFLICT, "the last events are still being written to storage: try again")
 	}
 	prefix := r.Id + "/"
@@ -223,7 +254,10 @@ func (s *State) finish(id string) {
 	if st, is := s.steps.Get(numberKey(id, r.Head)); is && st.State == raftlog.StepState_STEP_STATE_ASSIGNED {
 		done = false
 	}
-	if !done || s.evalsOpen(id) {
+	if !done {
+		return
+	}
+	if s.planEvals(id, r.Head); s.evalsOpen(id) { // stopped early, the last version is evaluated too
 		return
 	}
 	reason := fmt.Sprintf("%d steps committed", r.Head)

@@ -31,6 +31,7 @@ func (s *State) joinGang(j *raftlog.JoinGang) *raftlog.Result {
 	g.Epoch++
 	g.Lease = s.grant(n)
 	s.gangs.Set(j.Run, g)
+	s.awaitBatch(j.Run)
 	v, _ := s.versions.Get(numberKey(j.Run, r.Head))
 	return &raftlog.Result{Result: &raftlog.Result_JoinGang{JoinGang: &raftlog.JoinGangResult{
 		Epoch: g.Epoch, Fence: g.Lease.Fence, TtlNs: LeaseTTL, Head: r.Head, Manifest: v.Manifest, Lineage: r.Lineage,
@@ -67,6 +68,10 @@ func (s *State) takeBatch(t *raftlog.TakeBatch) *raftlog.Result {
 			res.Ended = true
 			return result
 		}
+		if r.State == raftlog.RunState_RUN_STATE_PAUSED {
+			res.WaitsFor = "the run to be resumed: it is paused"
+			return result
+		}
 		if st, res.WaitsFor = s.assign(r, t.Epoch); st == nil {
 			return result
 		}
@@ -98,14 +103,18 @@ func (s *State) batchGroup(run string, id uint64) *raftlog.BatchGroup {
 // pick chooses the batch of step n: the B complete groups with the earliest
 // deadlines, if what stays behind still fits, that is if for every d at most
 // (d − n)·B of the other outstanding groups have a deadline ≤ d. Without a
-// choice it says what it waits for. overdue are the groups that break the fit
-// and are not complete.
+// choice it says what it waits for. overdue are open groups whose end would
+// make the rest fit: no more than that takes, the longest admitted first.
+// Groups past their deadline and complete are stale and take no part.
 func (s *State) pick(r *raftlog.Run) (batch, overdue []*raftlog.Group, wait string) {
 	b, n := int(r.Config.GroupsPerStep), r.Head
 	var rest []*raftlog.Group
 	complete := 0
 	for _, g := range s.outstanding(r) { // earliest deadline first
 		if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE {
+			if deadline(r, g) < n {
+				continue
+			}
 			complete++
 			if len(batch) < b {
 				batch = append(batch, g)
@@ -114,17 +123,19 @@ func (s *State) pick(r *raftlog.Run) (batch, overdue []*raftlog.Group, wait stri
 		}
 		rest = append(rest, g)
 	}
-	behind := 0
+	dropped := map[uint64]bool{}
 	for i, g := range rest {
-		behind++
-		last := i+1 == len(rest) || deadline(r, rest[i+1]) != deadline(r, g)
-		if last && int64(behind) > max(0, deadline(r, g)-n)*int64(b) {
-			for _, late := range rest[:i+1] {
-				if late.State == raftlog.GroupState_GROUP_STATE_OPEN {
-					overdue = append(overdue, late)
-				}
+		d := deadline(r, g)
+		if i+1 < len(rest) && deadline(r, rest[i+1]) == d {
+			continue
+		}
+		excess := int64(i+1-len(overdue)) - max(0, d-n)*int64(b)
+		for _, late := range rest[:i+1] {
+			if excess > 0 && late.State == raftlog.GroupState_GROUP_STATE_OPEN && !dropped[late.Id] {
+				dropped[late.Id] = true
+				overdue = append(overdue, late)
+				excess--
 			}
-			break
 		}
 	}
 	switch {
@@ -143,7 +154,7 @@ func (s *State) assign(r *raftlog.Run, epoch uint64) (*raftlog.Step, string) {
 	batch, _, wait := s.pick(r)
 	if wait != "" {
 		if r.BatchWaitNs == 0 {
-			s.update(r.Id, func(r *raftlog.Run) { r.BatchWaitNs = s.clock.NowNs })
+			s.awaitBatch(r.Id)
 		}
 		return nil, wait
 	}
@@ -160,6 +171,16 @@ func (s *State) assign(r *raftlog.Run, epoch uint64) (*raftlog.Step, string) {
 	s.steps.Set(numberKey(r.Id, st.Step), st)
 	s.update(r.Id, func(r *raftlog.Run) { r.BatchWaitNs = 0 })
 	return st, ""
+}
+
+// awaitBatch starts the clock of deadlines.batch unless a batch is out or none is needed.
+func (s *State) awaitBatch(id string) {
+	s.update(id, func(r *raftlog.Run) {
+		r.BatchWaitNs = 0
+		if _, assigned := s.steps.Get(numberKey(id, r.Head)); !assigned && r.Head < r.Config.Steps && !r.Stopping {
+			r.BatchWaitNs = s.clock.NowNs
+		}
+	})
 }
 
 // dropStale enforces the bound (invariant I2) on what is complete: no token older than head − S is ever assigned.
@@ -208,6 +229,7 @@ func (s *State) commitStep(c *raftlog.CommitStep) *raftlog.Result {
 		Step: c.Step, Lineage: r.Lineage, Groups: st.Groups, Manifest: c.Manifest, Ledger: c.Ledger, Metrics: c.Metrics,
 	}}})
 	s.consume(r, st)
+	s.awaitBatch(c.Run)
 	s.planEvals(c.Run, c.Step+1)
 	s.finish(c.Run)
 	return done
@@ -224,7 +246,7 @@ func (s *State) consume(r *raftlog.Run, st *raftlog.Step) {
 			}
 			members++
 		}
-		s.endGroup(g, "consumed", "", st.Step)
+		s.endGroup(g, "consumed", "", st.Step, "")
 	}
 	s.update(r.Id, func(r *raftlog.Run) {
 		r.Head = st.Step + 1

@@ -27,7 +27,7 @@ func (s *State) Due(now int64) bool {
 			return true
 		}
 	}
-	return false
+	return len(s.idleClients(now)) > 0
 }
 
 // tick ends what is overdue at the entry's log time.
@@ -135,7 +135,7 @@ func (s *State) dropStragglers(r *raftlog.Run) {
 		s.update(r.Id, func(r *raftlog.Run) { r.Counters.Straggler++ })
 		s.dropGroup(g, "straggler: not complete when its last step was due", true)
 	}
-	s.update(r.Id, func(r *raftlog.Run) { r.BatchWaitNs = s.clock.NowNs })
+	s.awaitBatch(r.Id)
 }
 
 // expired returns a complete group that has waited longer than lag.ttl.
@@ -158,9 +158,18 @@ func (s *State) stuck(r *raftlog.Run, now int64) bool {
 }
 
 func (s *State) forgetClients(now int64) {
-	for _, c := range s.clients.Values() {
-		if c.SeenNs+clientSession <= now {
-			s.clients.Delete(c.Id)
-		}
+	for _, id := range s.idleClients(now) {
+		s.clients.Delete(id)
 	}
+}
+
+func (s *State) idleClients(now int64) []string {
+	var out []string
+	s.clients.Scan(func(id string, c *raftlog.Client) bool {
+		if c.SeenNs+clientSession <= now {
+			out = append(out, id)
+		}
+		return true
+	})
+	return out
 }

@@ -24,6 +24,11 @@ func (s *State) setVersion(run string, v int64, st raftlog.VersionState, reason 
 	s.putVersion(c)
 }
 
+func (s *State) versionState(run string, v int64) raftlog.VersionState {
+	x, _ := s.versions.Get(numberKey(run, v))
+	return x.GetState()
+}
+
 // due returns the version to publish next, or false: the newest committed one
 // that publish.every allows, always the first and the last.
 func due(r *raftlog.Run) (int64, bool) {
@@ -87,6 +92,9 @@ func (s *State) finishPublish(f *raftlog.FinishPublish) *raftlog.Result {
 	if !found || p.Version != f.Version || !holds(p.Lease, f.Node, f.Fence) {
 		return refuse(raftlog.Code_CODE_FENCED, fmt.Sprintf("version %d is not held with fence %d", f.Version, f.Fence))
 	}
+	if f.Accepted && len(f.Served) == 0 {
+		return refuse(raftlog.Code_CODE_INVALID, "an accepted version is served by at least one engine")
+	}
 	s.publish.Delete(f.Run)
 	if !f.Accepted {
 		s.setVersion(f.Run, f.Version, raftlog.VersionState_VERSION_STATE_REJECTED, f.Reason)
@@ -94,12 +102,10 @@ func (s *State) finishPublish(f *raftlog.FinishPublish) *raftlog.Result {
 		s.pause(f.Run, fmt.Sprintf("version %d was rejected: %s", f.Version, f.Reason))
 		return ok()
 	}
-	if len(f.Served) == 0 {
-		return refuse(raftlog.Code_CODE_INVALID, "an accepted version is served by at least one engine")
-	}
 	for v := max(0, r.Live); v < f.Version; v++ {
-		st := raftlog.VersionState_VERSION_STATE_RETIRED
-		s.setVersion(f.Run, v, st, "")
+		if s.versionState(f.Run, v) != raftlog.VersionState_VERSION_STATE_REJECTED {
+			s.setVersion(f.Run, v, raftlog.VersionState_VERSION_STATE_RETIRED, "")
+		}
 	}
 	s.setVersion(f.Run, f.Version, raftlog.VersionState_VERSION_STATE_LIVE, "")
 	for _, e := range s.engines(-1) {

@@ -28,28 +28,25 @@ func (s *State) Work(run string) Work {
 		return w
 	}
 	c := s.counts[run]
-	w.Jobs = c.jobs
+	w.Jobs = min(c.jobs, s.sandboxes(true))
 	if r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Live >= 0 && len(s.engines(r.Live)) > 0 {
 		w.Episodes = c.queued
 		if free := int(r.Config.Concurrency) - c.leased; free > 0 {
-			for _, e := range r.Config.Envs {
-				w.Episodes += s.room(r) * int(e.GroupSize)
-				break // room counts groups of any env; the size is only a hint
-			}
-			w.Episodes = min(w.Episodes, free)
+			w.Episodes += s.room(r) * int(r.Config.Envs[0].GroupSize) // of any env: a hint, but never 0 for some
+			w.Episodes = min(w.Episodes, free, s.sandboxes(false))
 		} else {
 			w.Episodes = 0
 		}
 	}
 	v, due := due(r)
 	if due {
-		ver, _ := s.versions.Get(numberKey(run, v))
 		p, busy := s.publish.Get(run)
-		w.Publish = ver.State != raftlog.VersionState_VERSION_STATE_REJECTED && r.State == raftlog.RunState_RUN_STATE_RUNNING && (!busy || p.Lease == nil)
+		w.Publish = s.versionState(run, v) != raftlog.VersionState_VERSION_STATE_REJECTED && r.State == raftlog.RunState_RUN_STATE_RUNNING &&
+			(!busy || p.Lease == nil) && len(s.engines(-1)) > 0
 	}
 	if _, assigned := s.steps.Get(numberKey(run, r.Head)); assigned {
 		w.Batch = true
-	} else if r.Head < r.Config.Steps && !r.Stopping {
+	} else if r.Head < r.Config.Steps && !r.Stopping && r.State == raftlog.RunState_RUN_STATE_RUNNING {
 		_, _, wait := s.pick(r)
 		w.Batch = wait == ""
 	}
@@ -67,14 +64,18 @@ func (s *State) Why(run string) string {
 	now := s.clock.NowNs
 	since := seconds(now - r.ProgressNs)
 	switch {
+	case r.State == raftlog.RunState_RUN_STATE_CANCELLED:
+		return fmt.Sprintf("Run %s was cancelled%s.", run, because(r.Reason))
 	case terminal(r.State):
-		return fmt.Sprintf("Run %s has %s: %s.", run, StateName(r.State), r.Reason)
+		return fmt.Sprintf("Run %s has %s%s.", run, StateName(r.State), because(r.Reason))
 	case r.State == raftlog.RunState_RUN_STATE_PAUSED:
-		return fmt.Sprintf("Run %s is paused for %s: %s. Continue it with: rlctl runs resume %s", run, seconds(now-r.PausedNs), r.Reason, run)
+		return fmt.Sprintf("Run %s is paused for %s%s. Continue it with: rlctl runs resume %s", run, seconds(now-r.PausedNs), because(r.Reason), run)
 	}
 	var parts []string
 	for _, a := range s.Alarms(run) {
-		parts = append(parts, a.Text)
+		if a.Name != maskedAlarm { // nothing waits for that
+			parts = append(parts, a.Text)
+		}
 	}
 	if len(parts) == 0 {
 		parts = append(parts, s.waits(r))
@@ -83,14 +84,30 @@ func (s *State) Why(run string) string {
 		run, r.Head, r.Config.Steps, r.Live, strings.Join(parts, "; "), since, r.Progress)
 }
 
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return ": " + reason
+}
+
 // waits names what a healthy run waits for.
 func (s *State) waits(r *raftlog.Run) string {
 	c := s.counts[r.Id]
 	if st, assigned := s.steps.Get(numberKey(r.Id, r.Head)); assigned {
 		return fmt.Sprintf("the trainer to commit step %d, assigned %s ago", st.Step, seconds(s.clock.NowNs-st.AssignedNs))
 	}
-	if v, is := due(r); is && r.Live < 0 {
-		return fmt.Sprintf("version %d to be published", v)
+	if v, is := due(r); is && (r.Live < 0 || c == counts{outstanding: c.outstanding}) {
+		by := ""
+		if p, found := s.publish.Get(r.Id); found && p.Lease != nil {
+			by = fmt.Sprintf(", which %s began %s ago", p.Lease.Holder, seconds(s.clock.NowNs-p.Lease.GrantedNs))
+		}
+		return fmt.Sprintf("version %d to be published%s", v, by)
+	}
+	if r.Head < r.Config.Steps && !r.Stopping {
+		if _, _, wait := s.pick(r); wait == "" {
+			return fmt.Sprintf("the trainer to take the batch of step %d", r.Head)
+		}
 	}
 	var slow *raftlog.Episode
 	for _, k := range under(&s.leased, r.Id+"/") {
@@ -105,7 +122,9 @@ func (s *State) waits(r *raftlog.Run) string {
 	return what
 }
 
-// Alarms names what is missing for the run to move.
+const maskedAlarm = "masked"
+
+// Alarms names what is missing for the run to move, and what is not as it should be.
 func (s *State) Alarms(run string) []*raftlog.Alarm {
 	r, found := s.runs.Get(run)
 	if !found || terminal(r.State) {
@@ -132,7 +151,7 @@ func (s *State) Alarms(run string) []*raftlog.Alarm {
 		alarm("no-live-engine", fmt.Sprintf("an engine that serves version %d: none does", r.Live))
 	}
 	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > 0.2*float64(c.EpisodesSettled) {
-		alarm("masked", fmt.Sprintf("fewer masked episodes: %d of %d hit a limit", c.Masked, c.EpisodesSettled))
+		alarm(maskedAlarm, fmt.Sprintf("fewer masked episodes: %d of %d hit a limit", c.Masked, c.EpisodesSettled))
 	}
 	return out
 }

@@ -1939,6 +1939,7 @@ type Episode struct {
 	LastFailure   string                 `protobuf:"bytes,16,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
 	QueuedNs      int64                  `protobuf:"varint,17,opt,name=queued_ns,json=queuedNs,proto3" json:"queued_ns,omitempty"`
 	Failures      int32                  `protobuf:"varint,18,opt,name=failures,proto3" json:"failures,omitempty"` // environment-, verifier- and task-class failures of this member
+	Floor         int64                  `protobuf:"varint,19,opt,name=floor,proto3" json:"floor,omitempty"`       // live when this attempt was queued: none of its tokens will be older
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2095,6 +2096,13 @@ func (x *Episode) GetQueuedNs() int64 {
 func (x *Episode) GetFailures() int32 {
 	if x != nil {
 		return x.Failures
+	}
+	return 0
+}
+
+func (x *Episode) GetFloor() int64 {
+	if x != nil {
+		return x.Floor
 	}
 	return 0
 }
@@ -3109,7 +3117,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\tartifacts\x18\a \x01(\tR\tartifacts\x12\x1f\n" +
 	"\vduration_ns\x18\b \x01(\x03R\n" +
 	"durationNs\x12\x14\n" +
-	"\x05turns\x18\t \x01(\x03R\x05turns\"\xc6\x04\n" +
+	"\x05turns\x18\t \x01(\x03R\x05turns\"\xdc\x04\n" +
 	"\aEpisode\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\x04R\x05group\x12\x14\n" +
@@ -3130,7 +3138,8 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"verdictRow\x12!\n" +
 	"\flast_failure\x18\x10 \x01(\tR\vlastFailure\x12\x1b\n" +
 	"\tqueued_ns\x18\x11 \x01(\x03R\bqueuedNs\x12\x1a\n" +
-	"\bfailures\x18\x12 \x01(\x05R\bfailuresB\t\n" +
+	"\bfailures\x18\x12 \x01(\x05R\bfailures\x12\x14\n" +
+	"\x05floor\x18\x13 \x01(\x03R\x05floorB\t\n" +
 	"\a_reward\"\xa2\x02\n" +
 	"\tVerifyJob\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x14\n" +
