@@ -238,7 +238,10 @@ func (r *run) tool(ctx context.Context, act Action) (timedOut bool, err error) {
 	step := r.toolStep(out, text, began, took)
 	ids, cut := r.deps.Renderer.Observe(text)
 	if cut > 0 {
-		step.ToolResult.Truncated, step.ToolResult.Truncation = true, trajectory.TruncTokens
+		shown := r.deps.Renderer.Text(ids)
+		step.Content = &shown
+		t := step.ToolResult
+		t.Truncated, t.Truncation, t.BytesKept = true, trajectory.TruncTokens, min(int64(len(shown)), t.BytesTotal-1)
 	}
 	if step.ToolResult.Status != trajectory.ToolOK {
 		r.res.ToolFails++

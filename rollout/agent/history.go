@@ -39,7 +39,7 @@ func (h *History) Append(s trajectory.Step, ids []int32, sampled *engine.Respons
 		parent := h.tip
 		s.ParentStep = &parent
 	}
-	s.TokenIDs = slices.Clone(ids)
+	s.TokenIDs = append([]int32{}, ids...)
 	s.Logprobs = []float32{}
 	if sampled != nil {
 		s.NScaffold = int32(len(ids))
