@@ -165,3 +165,14 @@ func (e *EnvPlan) Harness() (policy.Digest, error) {
 	}
 	return policy.DigestOf(b), nil
 }
+
+// Instructions returns the instructions of all training tasks.
+func (p *Plan) Instructions() []string {
+	var out []string
+	for _, e := range p.Envs {
+		for _, t := range e.Tasks {
+			out = append(out, t.Instruction)
+		}
+	}
+	return out
+}

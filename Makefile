@@ -1,0 +1,44 @@
+# Targets: make help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+GO ?= go
+BIN := bin
+PKGS := ./...
+
+.PHONY: help deps build demo latency test race lint proto bench chaos e2e clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+deps: ## install the distribution's packages that rlfleet uses (Debian: bubblewrap)
+	@./tools/deps
+
+build: ## build rlctl, rlfleetd and rlguest into bin/
+	@mkdir -p $(BIN)
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BIN)/rlguest ./cmd/rlguest
+	@$(GO) build -o $(BIN)/rlctl ./cmd/rlctl
+	@$(GO) build -o $(BIN)/rlfleetd ./cmd/rlfleetd
+
+demo: build ## a small language model learns to use a shell in sandboxes
+	@./tools/demo
+
+test: ## all tests
+	@./tools/test
+
+race: ## all tests under the race detector
+	@$(GO) test -race -shuffle=on $(PKGS)
+
+lint: ## gofumpt, go vet, staticcheck, generated code
+	@./tools/lint
+
+proto: ## generate the code of proto/
+	@./tools/proto
+
+bench: build ## measure against the floors; exits 1 when one is short
+	@./tools/bench
+
+chaos: build ## kill every role at random moments and check that nothing is lost
+	@$(GO) test ./test/e2e -run TestKill -count=1 -v -timeout 10m
+
+clean: ## remove what was built and what runs left here
+	@rm -rf $(BIN) .cache .rlfleet examples/files/tasks examples/files/tasks-latency examples/files/policy examples/files/sft.jsonl examples/files/.rlfleet

@@ -1,0 +1,61 @@
+package roles
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// CoordinatorDir is the coordinator's data directory below a file storage.
+const CoordinatorDir = "coordinator"
+
+// socketName is the coordinator's socket below a file storage, for the commands of this user on this machine.
+const socketName = "coordinator.sock"
+
+// near returns a path to a file of dir that fits into a socket's address
+// whatever dir's length; it holds while the directory is open.
+func near(dir *os.File, name string) string {
+	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+}
+
+// listenSocket opens the coordinator's socket. The caller holds the data
+// directory's lock, so that a socket found there is a leftover.
+func listenSocket(storage string) (net.Listener, error) {
+	path := filepath.Join(storage, socketName)
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
+	}
+	d, err := os.Open(storage)
+	if err != nil {
+		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
+	}
+	defer d.Close()
+	l, err := net.Listen("unix", near(d, socketName))
+	if err != nil {
+		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
+	}
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // its path ends with d
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
+// Dial returns a connection to the coordinator that runs on a file storage; it is made when it is used.
+func Dial(storage string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+socketName,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			d, err := os.Open(storage)
+			if err != nil {
+				return nil, err
+			}
+			defer d.Close()
+			return (&net.Dialer{}).DialContext(ctx, "unix", near(d, socketName))
+		}))
+}

@@ -1,0 +1,85 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rlfleet/rlfleet/policy"
+	"github.com/rlfleet/rlfleet/policy/engine"
+	engineremote "github.com/rlfleet/rlfleet/policy/engine/remote"
+	tinyengine "github.com/rlfleet/rlfleet/policy/engine/tiny"
+)
+
+// RunEngine registers an inference engine and serves it until ctx ends. An
+// engine that joins a run whose policy is live loads that version first.
+func (p *Process) RunEngine(ctx context.Context) error {
+	e, err := tinyengine.New(tinyengine.DefaultConfig(), p.load, p.resolve)
+	if err != nil {
+		return err
+	}
+	name := p.Name + "-engine"
+	p.mu.Lock()
+	p.engines[name] = e
+	p.mu.Unlock()
+	address, stop, err := p.serve(func(s *grpc.Server) { engineremote.Register(s, e) })
+	if err != nil {
+		return errors.Join(err, e.Close())
+	}
+	s, err := p.session(ctx, node{role: "engine", name: name, address: address, version: func() int64 {
+		v, ok, err := e.Serving(ctx)
+		if err != nil || !ok {
+			return -1
+		}
+		return int64(v)
+	}})
+	if err != nil {
+		return errors.Join(err, e.Close())
+	}
+	err = p.keepLive(ctx, s, e)
+	stop()
+	return errors.Join(err, s.Close(), e.Close())
+}
+
+// keepLive brings an engine that missed a publication up to the live version.
+func (p *Process) keepLive(ctx context.Context, s *Session, e engine.Engine) error {
+	for {
+		changed := s.Changed()
+		if err := p.catchUp(ctx, e); err != nil && ctx.Err() == nil {
+			p.Log.Warn("engine is behind the live version", "err", err)
+		}
+		s.Renew() // tells the coordinator what is served now
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-s.Fenced():
+		case <-time.After(5 * time.Second):
+		}
+	}
+}
+
+func (p *Process) catchUp(ctx context.Context, e engine.Engine) error {
+	run, err := p.run(ctx)
+	if err != nil {
+		return err
+	}
+	v, ok, err := e.Serving(ctx)
+	if err != nil {
+		return err
+	}
+	if run.Live < 0 || (ok && int64(v) >= run.Live) {
+		return nil
+	}
+	rec, err := p.version(ctx, run.Live)
+	if err != nil {
+		return err
+	}
+	if err := e.Stage(ctx, policy.Version(run.Live), policy.Digest(rec.Manifest)); err != nil {
+		return fmt.Errorf("roles: stage version %d: %w", run.Live, err)
+	}
+	return e.Flip(ctx, policy.Version(run.Live))
+}

@@ -1,0 +1,108 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/rlfleet/rlfleet/envpool"
+	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
+	envremote "github.com/rlfleet/rlfleet/envpool/remote"
+)
+
+// OpenHost makes the environment host that the experiment asks for. dir is its own data directory.
+func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error) {
+	if err := bubblewrap.Check(); err != nil {
+		return nil, err
+	}
+	c := envpool.DefaultConfig()
+	c.Log = cfg.Log
+	c.WarmLow, c.MaxAgents = 0, 0
+	for i := range cfg.Plan.Envs {
+		pool := cfg.Plan.Envs[i].Spec.Environment.Pool
+		c.WarmLow, c.MaxAgents = max(c.WarmLow, pool.Warm), c.MaxAgents+pool.Max
+	}
+	c.MaxAgents = min(c.MaxAgents, maxSandboxes)
+	c.MaxVerifiers = max(4, c.MaxAgents/2)
+	c.WarmHigh = max(c.WarmHigh, c.MaxAgents+c.MaxVerifiers)
+	rt, err := bubblewrap.New(bubblewrap.Config{Dir: dir, Guest: cfg.Guest, Log: cfg.Log})
+	if err != nil {
+		return nil, err
+	}
+	h, err := envpool.NewHost(ctx, c, rt)
+	if err != nil {
+		return nil, errors.Join(err, rt.Close())
+	}
+	return h, nil
+}
+
+// maxSandboxes bounds the sandboxes of one machine that work at a time; further
+// claims wait in line. More than a few per core only costs memory.
+const maxSandboxes = 24
+
+// RunHost registers an environment host and serves it until ctx ends.
+func (p *Process) RunHost(ctx context.Context) error {
+	h, err := OpenHost(ctx, p.Config, filepath.Join(p.Storage, "host", p.Name))
+	if err != nil {
+		return err
+	}
+	name := p.Name + "-host"
+	p.mu.Lock()
+	p.hosts[name] = h
+	p.mu.Unlock()
+	address, stop, err := p.serve(func(s *grpc.Server) { envremote.Register(s, h) })
+	if err != nil {
+		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
+	}
+	st, err := h.Stats(ctx)
+	if err != nil {
+		return err
+	}
+	// A reservation lets an episode stand in the host's line; the host's own quota decides who runs.
+	s, err := p.session(ctx, node{
+		role: "host", name: name, address: address,
+		agents: int32(max(st.MaxAgents, p.Plan.Experiment.Spec.Rollout.Concurrency)), verifiers: int32(4 * st.MaxVerifiers),
+		serves: h.Held,
+		ended: func(resource string, fence uint64) {
+			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+			defer cancel()
+			if err := h.Revoke(rctx, resource, leaseFence(fence)); err != nil {
+				p.Log.Warn("revoke sandbox", "sandbox", resource, "err", err)
+			}
+		},
+	})
+	if err != nil {
+		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
+	}
+	<-ctx.Done()
+	stop()
+	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	return errors.Join(s.Close(), h.Close(cctx))
+}
+
+// serve opens a server for other processes, or does nothing when everything is in this one.
+func (p *Process) serve(register func(*grpc.Server)) (address string, stop func(), err error) {
+	if p.Listen == "" {
+		return "", func() {}, nil
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(p.Listen, "0"))
+	if err != nil {
+		return "", nil, fmt.Errorf("roles: listen: %w", err)
+	}
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	register(s)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			p.Log.Error("serve", "address", l.Addr(), "err", err)
+		}
+	}()
+	return l.Addr().String(), func() { s.Stop(); <-done }, nil
+}

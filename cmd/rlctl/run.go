@@ -1,0 +1,300 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/experiment"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	"github.com/rlfleet/rlfleet/store/file"
+	"github.com/rlfleet/rlfleet/trajectory"
+)
+
+// runFlags are those of rlctl run.
+type runFlags struct {
+	sets      []string
+	processes bool
+	fresh     bool
+	acks      string
+	metrics   string
+	guest     string
+	daemon    string
+	verbose   bool
+}
+
+func runCommand() *cobra.Command {
+	var f runFlags
+	c := &cobra.Command{
+		Use:   "run FILE",
+		Short: "Run an experiment on this machine; the same command continues it after any end.",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return runExperiment(cmd.Context(), cmd.OutOrStdout(), args[0], f)
+		},
+	}
+	fl := c.Flags()
+	fl.StringArrayVar(&f.sets, "set", nil, "override a field: path=value")
+	fl.BoolVar(&f.processes, "processes", false, "run each role as a process of its own, restarted when it dies")
+	fl.BoolVar(&f.fresh, "new", false, "start a new run even where one of this experiment exists")
+	fl.StringVar(&f.acks, "acks", "", "append every acknowledgement to this file, for rlctl traj verify --acks")
+	fl.StringVar(&f.metrics, "metrics", "127.0.0.1:0", "loopback address for Prometheus metrics; empty for none")
+	fl.StringVar(&f.guest, "guest", "", "rlguest program (default: beside rlctl)")
+	fl.StringVar(&f.daemon, "rlfleetd", "", "rlfleetd program, for --processes (default: beside rlctl)")
+	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log to the terminal instead of the storage's rlfleet.log")
+	return c
+}
+
+// session is one call of rlctl run.
+type session struct {
+	flags   runFlags
+	file    string
+	plan    *roles.Plan
+	storage string
+	store   *file.Store
+	log     *slog.Logger
+	reg     *prometheus.Registry
+	journal *trajectory.AckJournal
+	out     io.Writer
+	run     string
+}
+
+func runExperiment(ctx context.Context, out io.Writer, path string, f runFlags) error {
+	s, cleanup, err := openSession(path, f, out)
+	if err != nil {
+		return err
+	}
+	defer cleanup()
+	if f.processes {
+		return s.apart(ctx)
+	}
+	return s.together(ctx)
+}
+
+// openSession loads the experiment with its tasks and opens the storage.
+func openSession(path string, f runFlags, out io.Writer) (*session, func(), error) {
+	x, err := experiment.Load(path, f.sets)
+	if err != nil {
+		return nil, nil, err
+	}
+	plan, err := roles.NewPlan(x)
+	if err != nil {
+		return nil, nil, err
+	}
+	dir, ok := x.StorageDir()
+	if !ok {
+		return nil, nil, usagef("storage %s is not in this build; it has: file://DIR", x.Spec.Storage)
+	}
+	objects, err := file.Open(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &session{flags: f, file: path, plan: plan, storage: dir, store: objects, reg: prometheus.NewRegistry(), out: out}
+	s.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	logs := io.Writer(os.Stderr)
+	var closers []io.Closer
+	if !f.verbose {
+		lf, err := os.OpenFile(filepath.Join(dir, "rlfleet.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			return nil, nil, fmt.Errorf("open the log: %w", err)
+		}
+		logs = lf
+		closers = append(closers, lf)
+	}
+	s.log = slog.New(slog.NewTextHandler(logs, nil))
+	if f.acks != "" {
+		if s.journal, err = trajectory.NewAckJournal(f.acks); err != nil {
+			return nil, nil, err
+		}
+		closers = append(closers, s.journal)
+	}
+	return s, func() {
+		for _, c := range closers {
+			_ = c.Close()
+		}
+	}, nil
+}
+
+// choose finds the run that this experiment continues, or creates one.
+func (s *session) choose(ctx context.Context, c pb.CoordinatorClient) (*raftlog.Run, error) {
+	runs, err := roles.Runs(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	digest := string(s.plan.Experiment.Digest())
+	var infos []roles.RunInfo
+	for _, r := range runs {
+		infos = append(infos, roles.RunInfo{ID: r.Id, Digest: r.SpecDigest, Ended: ended(r)})
+		if !ended(r) && (r.SpecDigest != digest || s.flags.fresh) {
+			return nil, fmt.Errorf("run %s in %s is not finished and is of another experiment: continue it with its own file, end it with rlctl runs cancel %s, or choose another storage", r.Id, s.storage, r.Id)
+		}
+	}
+	name, existing := roles.RunName(s.plan.Experiment.Metadata.Name, digest, infos, s.flags.fresh)
+	if existing != nil {
+		for _, r := range runs {
+			if r.Id == name {
+				return r, nil
+			}
+		}
+	}
+	return s.create(ctx, c, name)
+}
+
+func (s *session) create(ctx context.Context, c pb.CoordinatorClient, name string) (*raftlog.Run, error) {
+	x := s.plan.Experiment
+	files, err := roles.OpenPolicy(x.Spec.Policy.Init, x.ResolvePath(x.Spec.Policy.Init), x.Spec.Seed, s.plan.Instructions())
+	if err != nil {
+		return nil, err
+	}
+	manifest, err := roles.PutPolicy(ctx, s.store, name, files)
+	if err != nil {
+		return nil, err
+	}
+	res, err := c.Propose(ctx, &raftlog.Proposal{
+		Client: fmt.Sprintf("rlctl-%d", time.Now().UnixNano()), Seq: 1,
+		Op: &raftlog.Op{Op: &raftlog.Op_CreateRun{CreateRun: &raftlog.CreateRun{
+			Id: name, SpecDigest: string(x.Digest()), Spec: x.Canonical(), Config: s.plan.RunConfig(), Manifest: string(manifest),
+		}}},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("create run %s: %w", name, err)
+	}
+	if res.Code != raftlog.Code_CODE_OK {
+		return nil, fmt.Errorf("create run %s: %s", name, res.Message)
+	}
+	runs, err := roles.Runs(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range runs {
+		if r.Id == name {
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("create run %s: it did not appear", name)
+}
+
+func ended(r *raftlog.Run) bool {
+	switch r.State {
+	case raftlog.RunState_RUN_STATE_SUCCEEDED, raftlog.RunState_RUN_STATE_FAILED, raftlog.RunState_RUN_STATE_CANCELLED:
+		return true
+	}
+	return false
+}
+
+// together runs every role in this process.
+func (s *session) together(ctx context.Context) error {
+	node, err := roles.OpenCoordinator(ctx, roles.CoordinatorConfig{
+		Storage: s.storage, Store: s.store, Build: version(), Log: s.log, Registerer: s.reg,
+	})
+	if err != nil {
+		return err
+	}
+	err = s.withCoordinator(ctx, func(ctx context.Context, c pb.CoordinatorClient) (func() error, error) {
+		p, err := roles.NewProcess(ctx, s.config(c))
+		if err != nil {
+			return nil, err
+		}
+		return func() error { return errors.Join(p.RunAll(ctx), p.Close()) }, nil
+	})
+	return errors.Join(err, node.Close())
+}
+
+func (s *session) config(c pb.CoordinatorClient) roles.Config {
+	return roles.Config{
+		Plan: s.plan, Run: s.run, Storage: s.storage, Store: s.store, Coordinator: c, Name: "local",
+		Guest: s.flags.guest, Build: version(), Log: s.log, Registerer: s.reg, Journal: s.journal,
+	}
+}
+
+// withCoordinator chooses the run, starts its roles and shows them until the run ends or ctx does.
+func (s *session) withCoordinator(ctx context.Context, start func(context.Context, pb.CoordinatorClient) (func() error, error)) error {
+	conn, err := roles.Dial(s.storage)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	c := pb.NewCoordinatorClient(conn)
+	r, err := s.choose(ctx, c)
+	if err != nil {
+		return err
+	}
+	s.run = r.Id
+	if ended(r) {
+		fmt.Fprintf(s.out, "run %s has ended already; --new starts another\n", r.Id)
+		return s.finish(ctx, c)
+	}
+	stopMetrics, err := s.serveMetrics()
+	if err != nil {
+		return err
+	}
+	defer stopMetrics()
+	work, stop := context.WithCancel(ctx)
+	defer stop()
+	roles, err := start(work, c)
+	if err != nil {
+		return err
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- roles() }()
+	watch, unwatch := context.WithCancelCause(ctx)
+	defer unwatch(nil)
+	var roleErr error
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		if roleErr = <-failed; roleErr != nil {
+			unwatch(roleErr)
+		}
+	}()
+	err = s.watch(watch, c)
+	stop()
+	<-stopped
+	switch {
+	case roleErr != nil:
+		return roleErr
+	case ctx.Err() != nil:
+		fmt.Fprintf(s.out, "stopped: the same command continues run %s\n", s.run)
+		return nil
+	case err != nil:
+		return err
+	}
+	return s.finish(context.WithoutCancel(ctx), c)
+}
+
+// serveMetrics exposes the registry on a loopback address.
+func (s *session) serveMetrics() (func(), error) {
+	if s.flags.metrics == "" {
+		return func() {}, nil
+	}
+	l, err := roles.ListenLoopback(s.flags.metrics)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
+	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+			s.log.Error("metrics", "err", err)
+		}
+	}()
+	fmt.Fprintf(s.out, "run %s in %s; metrics on http://%s/metrics; logs in %s\n", s.run, s.storage, l.Addr(), filepath.Join(s.storage, "rlfleet.log"))
+	return func() { _ = srv.Close(); <-done }, nil
+}

@@ -1,0 +1,158 @@
+// Command rlfleetd is every server role of rlfleet by subcommand.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/experiment"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	"github.com/rlfleet/rlfleet/store/file"
+	"github.com/rlfleet/rlfleet/trajectory"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := rootCommand().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "rlfleetd: "+err.Error())
+		if len(experiment.Errors(err)) > 0 {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+func rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use: "rlfleetd", Short: "One role of a run, as a process of its own; rlctl run --processes starts them.",
+		SilenceUsage: true, SilenceErrors: true,
+	}
+	root.AddCommand(coordinatorCommand())
+	for _, r := range []struct {
+		name, short string
+		run         func(*roles.Process, context.Context) error
+	}{
+		{"host", "Give out sandboxes of this machine.", (*roles.Process).RunHost},
+		{"engine", "Sample from the policy.", (*roles.Process).RunEngine},
+		{"rollout", "Play episodes.", func(p *roles.Process, ctx context.Context) error { return p.RunRollout(ctx, 0, 1) }},
+		{"verifier", "Judge episodes.", (*roles.Process).RunVerifier},
+		{"trainer", "Train on complete batches.", (*roles.Process).RunTrainer},
+		{"publisher", "Bring new versions to the engines.", (*roles.Process).RunPublisher},
+	} {
+		root.AddCommand(roleCommand(r.name, r.short, r.run))
+	}
+	return root
+}
+
+func logger(role string) *slog.Logger {
+	return slog.New(slog.NewTextHandler(os.Stderr, nil)).With("role", role, "pid", os.Getpid())
+}
+
+func coordinatorCommand() *cobra.Command {
+	var storage, listen string
+	c := &cobra.Command{
+		Use: "coordinator", Short: "Keep the replicated state of the runs of a storage.", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			objects, err := file.Open(storage)
+			if err != nil {
+				return err
+			}
+			if listen != "" {
+				l, err := roles.ListenLoopback(listen) // refuses what others can reach
+				if err != nil {
+					return err
+				}
+				if err := l.Close(); err != nil {
+					return err
+				}
+			}
+			return roles.RunCoordinator(cmd.Context(), roles.CoordinatorConfig{
+				Storage: storage, Store: objects, Listen: listen, Build: "rlfleetd", Log: logger("coordinator"),
+			}, func() {})
+		},
+	}
+	c.Flags().StringVar(&storage, "storage", ".rlfleet", "directory of the file storage")
+	c.Flags().StringVar(&listen, "listen", "", "loopback address for the other roles")
+	return c
+}
+
+// roleFlags are those of every role but the coordinator.
+type roleFlags struct {
+	experiment  string
+	sets        []string
+	run         string
+	coordinator string
+	name        string
+	acks        string
+	guest       string
+}
+
+func roleCommand(name, short string, run func(*roles.Process, context.Context) error) *cobra.Command {
+	var f roleFlags
+	c := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.start(cmd.Context(), name, run) },
+	}
+	fl := c.Flags()
+	fl.StringVar(&f.experiment, "experiment", "", "spec of the run")
+	fl.StringArrayVar(&f.sets, "set", nil, "override a field: path=value")
+	fl.StringVar(&f.run, "run", "", "run to work for")
+	fl.StringVar(&f.coordinator, "coordinator", "", "address of the coordinator")
+	fl.StringVar(&f.name, "name", "apart", "name of this process's node")
+	fl.StringVar(&f.acks, "acks", "", "append every acknowledgement to this file")
+	fl.StringVar(&f.guest, "guest", "", "rlguest program (default: beside rlfleetd)")
+	return c
+}
+
+func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Process, context.Context) error) error {
+	if f.experiment == "" || f.run == "" || f.coordinator == "" {
+		return errors.New("name the spec, the run and the coordinator: --experiment FILE --run RUN --coordinator ADDRESS")
+	}
+	x, err := experiment.Load(f.experiment, f.sets)
+	if err != nil {
+		return err
+	}
+	plan, err := roles.NewPlan(x)
+	if err != nil {
+		return err
+	}
+	dir, ok := x.StorageDir()
+	if !ok {
+		return fmt.Errorf("storage %s is not in this build", x.Spec.Storage)
+	}
+	objects, err := file.Open(dir)
+	if err != nil {
+		return err
+	}
+	conn, err := grpc.NewClient(f.coordinator, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("reach the coordinator at %s: %w", f.coordinator, err)
+	}
+	defer conn.Close()
+	var journal *trajectory.AckJournal
+	if f.acks != "" {
+		if journal, err = trajectory.NewAckJournal(f.acks); err != nil {
+			return err
+		}
+		defer journal.Close()
+	}
+	p, err := roles.NewProcess(ctx, roles.Config{
+		Plan: plan, Run: f.run, Storage: dir, Store: objects, Coordinator: pb.NewCoordinatorClient(conn), Listen: "127.0.0.1",
+		Name: f.name, Guest: f.guest, Build: "rlfleetd", Log: logger(role), Journal: journal,
+	})
+	if err != nil {
+		return err
+	}
+	return errors.Join(run(p, ctx), p.Close())
+}
