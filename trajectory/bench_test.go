@@ -41,6 +41,28 @@ func BenchmarkRecord(b *testing.B) {
 	b.ReportMetric(float64(len(s.Episodes.Data)), "episodes-bytes")
 }
 
+// BenchmarkRecordOne is the fixed cost of a shard: a worker that goes idle closes small ones.
+func BenchmarkRecordOne(b *testing.B) {
+	episodes, steps := shardOfOneSecond(b)
+	b.ReportAllocs()
+	var s Sealed
+	for b.Loop() {
+		s = record(b, episodes[:1], steps[:1])
+	}
+	b.ReportMetric(float64(len(s.Steps.Data)), "steps-bytes")
+	b.ReportMetric(float64(len(s.Episodes.Data)), "episodes-bytes")
+}
+
+func BenchmarkVerdictOne(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		w := NewWriter[Verdict](testMeta)
+		require.NoError(b, w.Append(newVerdict(EpisodeID("run-1", 1, 1, 1), 1)))
+		_, err := w.Close()
+		require.NoError(b, err)
+	}
+}
+
 func BenchmarkVerdicts(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {

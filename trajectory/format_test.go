@@ -68,7 +68,7 @@ func page() string {
 
 Made from the declaration in package trajectory (schema version ` + fmt.Sprint(schemaVersion) + `); do not edit.
 
-A shard is one Arrow IPC file, zstd-compressed, of one table. It never changes; its key names its content:
+A shard is one Arrow IPC file of one table, compressed with zstd unless it is small. It never changes; its key names its content:
 
     <run>/objects/sha256/<first two digits>/<64 digits>.<table>.arrow
     <run>/manifest/<20-digit number of the first event>.json

@@ -22,6 +22,10 @@ const (
 	batchLimit = 64 << 20
 )
 
+// smallShard is below how many uncompressed bytes a shard is not compressed: a
+// compressor costs milliseconds to set up and saves nothing on buffers of a few bytes.
+const smallShard = 32 << 10
+
 // Writer collects rows of one table and closes into a shard. It is not safe for concurrent use.
 type Writer[R Row] struct {
 	meta     Meta
@@ -186,7 +190,11 @@ func (w *Writer[R]) Close() (Shard, error) {
 	w.flush()
 	schema := arrow.NewSchema(fieldsOf(w.columns, true), w.metadata())
 	var buf bytes.Buffer
-	fw, err := ipc.NewFileWriter(&buf, ipc.WithSchema(schema), ipc.WithZstd(), ipc.WithCompressConcurrency(1))
+	opts := []ipc.Option{ipc.WithSchema(schema)}
+	if w.Bytes() >= smallShard {
+		opts = append(opts, ipc.WithZstd(), ipc.WithCompressConcurrency(1))
+	}
+	fw, err := ipc.NewFileWriter(&buf, opts...)
 	if err != nil {
 		return Shard{}, fmt.Errorf("trajectory: close %s: %w", w.table, err)
 	}
