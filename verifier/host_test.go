@@ -226,8 +226,8 @@ func (h *dirHost) Collect(_ context.Context, hd envpool.Handle, paths []string, 
 			continue
 		case err != nil:
 			return nil, err
-		case !info.Mode().IsRegular():
-			return nil, envpool.ErrUnsafe
+		case !info.Mode().IsRegular(): // links are not followed
+			continue
 		}
 		data, err := os.ReadFile(filepath.Join(s.root, p))
 		if err != nil {

@@ -119,7 +119,7 @@ func verdictCases() []verdictCase {
 		malformed("writes an empty file", "echo > /logs/verifier/reward.txt\n", "not a finite decimal number"),
 		malformed("writes broken JSON over a good text", compare+"echo '{\"reward\":' > /logs/verifier/reward.json\n", "reward.json"),
 		malformed("writes too much", "x=0000000000; for i in 1 2 3 4 5; do x=$x$x$x$x$x$x$x$x$x$x; done; echo $x > /logs/verifier/reward.txt; echo $x >> /logs/verifier/reward.txt; echo $x >> /logs/verifier/reward.txt\n", "larger than 1 MiB"),
-		malformed("writes a link", "ln -s /app/answer.txt /logs/verifier/reward.txt\n", "not a regular file"),
+		missing("writes a link", "ln -s /app/answer.txt /logs/verifier/reward.txt\n", 0),
 	}
 }
 

@@ -23,21 +23,25 @@ type turn struct {
 }
 
 // episode plays a random policy that knows the syntax and nothing of the goal:
-// which file it reads never depends on the instruction (nor on what ls said),
-// and an answer repeats one of the digits it has seen.
+// which file it reads never depends on the instruction (it is any of them, or
+// one of those that ls has shown), and an answer repeats a digit it has seen.
 func (w world) episode(r *rand.Rand) []turn {
 	turns := []turn{{"user", w.instruction()}}
 	var seen []int
+	looked := false
 	for n := 1; n <= maxTurns; n++ {
 		action := []string{"ls", "cat", "answer", "answer"}[r.IntN(4)]
 		file := r.IntN(names)
+		for looked && w.digit[file] < 0 {
+			file = r.IntN(names)
+		}
 		if action == "answer" && len(seen) == 0 && r.Float64() < lookFirst {
 			action = "cat"
 		}
 		var say, reply string
 		switch action {
 		case "ls":
-			say, reply = "ls", w.ls()
+			say, reply, looked = "ls", w.ls(), true
 		case "cat":
 			say, reply = "cat "+fileName(file), w.cat(file)
 			if d := w.digit[file]; d >= 0 {
@@ -58,7 +62,7 @@ func (w world) episode(r *rand.Rand) []turn {
 	return turns
 }
 
-// right reports whether an episode ends with the digit that was asked for.
+// right reports whether an episode ends with the digit that was asked for; never when there is no such file.
 func (w world) right(turns []turn) bool {
 	return turns[len(turns)-1].Content == fmt.Sprintf("answer %d", w.digit[w.target])
 }
@@ -81,6 +85,10 @@ func writeCorpus(o options, stdout io.Writer) error {
 	right := 0
 	for range o.episodes {
 		w := drawWorld(r)
+		// In a task the file asked for is always there, so that a policy that reads
+		// only what is there would read it more often than others: a hint at the
+		// goal. Here the instruction names any file, whether it is there or not.
+		w.target = r.IntN(names)
 		turns := w.episode(r)
 		if w.right(turns) {
 			right++

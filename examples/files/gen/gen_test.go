@@ -200,7 +200,7 @@ func TestCorpus(t *testing.T) {
 	episodes := corpus(t, "-episodes", "8000", "-seed", "5")
 	require.Len(t, episodes, 8000)
 	require.Equal(t, episodes[:50], corpus(t, "-episodes", "50", "-seed", "5"))
-	reads, ofTarget, blind, answers := 0, 0, 0, 0
+	reads, ofTarget, looks, lookedTarget, blind, answers := 0, 0, 0, 0, 0, 0
 	for _, turns := range episodes {
 		require.Equal(t, "user", turns[0].Role)
 		require.Regexp(t, `^read F[0-7]$`, turns[0].Content)
@@ -208,12 +208,16 @@ func TestCorpus(t *testing.T) {
 		require.Equal(t, "assistant", turns[len(turns)-1].Role)
 		require.LessOrEqual(t, len(turns), 2*maxTurns)
 		var seen []string
+		listed := ""
 		for i, x := range turns[1:] {
 			require.Equal(t, []string{"assistant", "tool"}[i%2], x.Role)
 			if x.Role == "tool" {
 				require.Regexp(t, `^(\d|F\d(\nF\d){3}|cat: F\d: No such file or directory)$`, x.Content)
 				if len(x.Content) == 1 {
 					seen = append(seen, x.Content)
+				}
+				if strings.HasPrefix(x.Content, "F") {
+					listed = x.Content
 				}
 				continue
 			}
@@ -222,6 +226,13 @@ func TestCorpus(t *testing.T) {
 				reads++
 				if name == target {
 					ofTarget++
+				}
+				if listed != "" {
+					require.Contains(t, listed, name, "it reads what it was shown")
+					looks++
+					if name == target {
+						lookedTarget++
+					}
 				}
 			}
 			if digit, ok := strings.CutPrefix(x.Content, "answer "); ok {
@@ -236,6 +247,7 @@ func TestCorpus(t *testing.T) {
 		}
 	}
 	require.InDelta(t, 1.0/names, float64(ofTarget)/float64(reads), 0.01, "the target is read as often as any other file")
+	require.InDelta(t, 1.0/names, float64(lookedTarget)/float64(looks), 0.015, "also after ls")
 	require.Less(t, float64(blind)/float64(answers), 0.3)
 	require.Greater(t, blind, 0)
 }
