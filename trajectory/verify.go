@@ -92,7 +92,7 @@ func Verify(ctx context.Context, s store.ObjectStore, run string, opts VerifyOpt
 	if err != nil {
 		return Report{Run: run}, err
 	}
-	rep := &Report{Run: run, State: r.State, Events: r.LastEvent, Groups: len(r.Groups), Steps: len(r.Steps), Findings: r.anomalies}
+	rep := &Report{Run: run, State: r.State, Events: r.LastEvent, Groups: len(r.Groups), Steps: len(r.Steps), Findings: append([]Finding{}, r.anomalies...)}
 	v := &verifier{
 		run: r, store: s, report: rep, attempts: map[string]*Attempt{}, facts: map[string][]branchFacts{},
 		versions: map[policy.Version]*PolicyVersion{}, consumers: map[uint64][]int64{}, damage: map[string]*damage{}, seen: map[policy.Digest]struct{}{},
