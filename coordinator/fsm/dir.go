@@ -132,17 +132,15 @@ func (d *Dir) MarkClosed(last uint64) error {
 	return writeJSON(d.path, closedName, closedMark{Last: last})
 }
 
-// takeClosed compares the log with the mark of an orderly close and removes the mark.
-func (d *Dir) takeClosed(last uint64) error {
-	if err := d.checkClosed(last); err != nil {
-		return err
-	}
+// Opened removes the mark of an orderly close: from now on the log may grow.
+func (d *Dir) Opened() error {
 	if err := os.Remove(filepath.Join(d.path, closedName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("fsm: open %s: %w: %w", d.path, err, ErrOpenFailed)
 	}
 	return nil
 }
 
+// checkClosed compares the log with the mark of an orderly close.
 func (d *Dir) checkClosed(last uint64) error {
 	var m closedMark
 	found, err := readJSON(d.path, closedName, &m)

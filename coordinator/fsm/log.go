@@ -29,7 +29,7 @@ func (d *Dir) OpenLog(logger hclog.Logger, segmentBytes int) (*Log, error) {
 	}
 	last, err := l.LastIndex()
 	if err == nil {
-		err = d.takeClosed(last)
+		err = d.checkClosed(last)
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())

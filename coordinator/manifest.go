@@ -1,0 +1,84 @@
+package coordinator
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// manifest is one object of a run's chain. Sequence numbers are shared by all
+// runs, so they have holes within one; Prev is what makes a missing object visible.
+type manifest struct {
+	First  uint64            `json:"first"`
+	Last   uint64            `json:"last"`
+	Prev   uint64            `json:"prev"` // Last of the run's object before; 0 in the first
+	Events []json.RawMessage `json:"events"`
+}
+
+// ManifestKey is where the object of a run that begins with event first lives; keys sort as events do.
+func ManifestKey(run string, first uint64) string {
+	return fmt.Sprintf("%s%020d.json", manifestPrefix(run), first)
+}
+
+func manifestPrefix(run string) string { return run + "/manifest/" }
+
+func newManifest(prev uint64, events []*raftlog.Event) (*manifest, error) {
+	m := &manifest{First: events[0].Seq, Last: events[len(events)-1].Seq, Prev: prev}
+	for _, e := range events {
+		b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e)
+		if err != nil {
+			return nil, fmt.Errorf("coordinator: encode event %d: %w", e.Seq, err)
+		}
+		m.Events = append(m.Events, b)
+	}
+	return m, nil
+}
+
+func (m *manifest) encode() ([]byte, error) {
+	b, err := json.Marshal(m) // also takes out the spaces that protojson puts in at random
+	if err != nil {
+		return nil, fmt.Errorf("coordinator: encode manifest %d: %w", m.First, err)
+	}
+	return append(b, '\n'), nil
+}
+
+func readManifest(ctx context.Context, s ManifestStore, key string) (*manifest, error) {
+	b, err := s.Get(ctx, key)
+	if err != nil {
+		return nil, fmt.Errorf("coordinator: read %s: %w", key, err)
+	}
+	m := &manifest{}
+	if err := json.Unmarshal(b, m); err != nil {
+		return nil, fmt.Errorf("coordinator: read %s: %w", key, err)
+	}
+	if m.First == 0 || m.Last < m.First || len(m.Events) == 0 {
+		return nil, fmt.Errorf("coordinator: read %s: it holds no events", key)
+	}
+	return m, nil
+}
+
+// chainEnd returns the last event of a run that is in the store, 0 when none is.
+func chainEnd(ctx context.Context, s ManifestStore, run string) (uint64, error) {
+	keys, err := s.Keys(ctx, manifestPrefix(run))
+	if err != nil {
+		return 0, fmt.Errorf("coordinator: list manifest of %s: %w", run, err)
+	}
+	for i := len(keys) - 1; i >= 0; i-- {
+		name := strings.TrimSuffix(strings.TrimPrefix(keys[i], manifestPrefix(run)), ".json")
+		if _, err := strconv.ParseUint(name, 10, 64); err != nil {
+			continue // not ours
+		}
+		m, err := readManifest(ctx, s, keys[i])
+		if err != nil {
+			return 0, err
+		}
+		return m.Last, nil
+	}
+	return 0, nil
+}

@@ -1,0 +1,167 @@
+package coordinator
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/hashicorp/raft-wal/verifier"
+)
+
+// guard stands between raft and the disk. The first failed write ends the
+// node: raft would retry over a log in an unknown state, and it panics when it
+// cannot keep its term. After it no write is tried and no term is promised.
+type guard struct {
+	raft.LogStore
+	stable raft.StableStore
+	fsync  func(time.Duration)
+	failed func(error) // called once
+
+	once   sync.Once
+	bad    chan struct{} // closed at the first failure
+	ending chan struct{} // closed when the node shuts raft down
+}
+
+func newGuard(log raft.LogStore, stable raft.StableStore, fsync func(time.Duration), failed func(error)) *guard {
+	return &guard{LogStore: log, stable: stable, fsync: fsync, failed: failed, bad: make(chan struct{}), ending: make(chan struct{})}
+}
+
+func (g *guard) fail(op string, err error) error {
+	err = fmt.Errorf("coordinator: %s: %w: free space or mend the disk and start again; nothing acknowledged is lost", op, err)
+	g.once.Do(func() {
+		close(g.bad)
+		g.failed(err)
+	})
+	return err
+}
+
+func (g *guard) isBad() bool {
+	select {
+	case <-g.bad:
+		return true
+	default:
+		return false
+	}
+}
+
+// IsMonotonic implements raft.MonotonicLogStore.
+func (g *guard) IsMonotonic() bool {
+	m, ok := g.LogStore.(raft.MonotonicLogStore)
+	return ok && m.IsMonotonic()
+}
+
+// StoreLog implements raft.LogStore.
+func (g *guard) StoreLog(l *raft.Log) error { return g.StoreLogs([]*raft.Log{l}) }
+
+// StoreLogs implements raft.LogStore.
+func (g *guard) StoreLogs(logs []*raft.Log) error {
+	if g.isBad() {
+		return ErrStopped
+	}
+	start := time.Now()
+	if err := g.LogStore.StoreLogs(logs); err != nil {
+		return g.fail("write log", err)
+	}
+	g.fsync(time.Since(start))
+	return nil
+}
+
+// DeleteRange implements raft.LogStore.
+func (g *guard) DeleteRange(first, last uint64) error {
+	if g.isBad() {
+		return ErrStopped
+	}
+	return g.LogStore.DeleteRange(first, last)
+}
+
+// Set implements raft.StableStore.
+func (g *guard) Set(key, val []byte) error {
+	return g.keep(func() error { return g.stable.Set(key, val) })
+}
+
+// SetUint64 implements raft.StableStore.
+func (g *guard) SetUint64(key []byte, val uint64) error {
+	return g.keep(func() error { return g.stable.SetUint64(key, val) })
+}
+
+// keep holds raft back after a failure until the node ends it: an error here
+// would be a panic there, and a term or vote that was not kept must not leave
+// this node. Once raft is shutting down nothing leaves any more.
+func (g *guard) keep(write func() error) error {
+	if !g.isBad() {
+		err := write()
+		if err == nil {
+			return nil
+		}
+		_ = g.fail("write term or vote", err) // reported by the node, not to raft
+	}
+	<-g.ending
+	return nil
+}
+
+// Get implements raft.StableStore.
+func (g *guard) Get(key []byte) ([]byte, error) { return g.stable.Get(key) }
+
+// GetUint64 implements raft.StableStore.
+func (g *guard) GetUint64(key []byte) (uint64, error) { return g.stable.GetUint64(key) }
+
+// verifyEvery is the distance of the log entries that carry a checksum of the range before them.
+const verifyEvery = 1024
+
+// isCheckpoint marks by index, so that verifying the log writes nothing of its own.
+func isCheckpoint(l *raft.Log) (bool, error) {
+	return l.Type == raft.LogCommand && l.Index%verifyEvery == 0, nil
+}
+
+// verified reports a range of the log that was read back.
+func (n *Node) verified(r verifier.VerificationReport) {
+	_, mismatch := r.Err.(verifier.ErrChecksumMismatch) //nolint:errorlint // a value type that is never wrapped
+	switch {
+	case r.Err == nil:
+		n.metrics.verified.WithLabelValues("ok").Inc()
+	case mismatch:
+		n.metrics.verified.WithLabelValues("mismatch").Inc()
+		n.fail(fmt.Errorf("coordinator: verify log: %w: the disk does not return what was written; move the directory to another disk", r.Err))
+	default: // the range was compacted away, or begins before this start
+		n.metrics.verified.WithLabelValues("skipped").Inc()
+	}
+}
+
+// snapshots hides snapshots that Open found unreadable, so that raft starts from the one that was restored.
+type snapshots struct {
+	raft.SnapshotStore
+	first string // id of the snapshot restored at start; empty when none was
+	from  map[string]bool
+}
+
+// hideUnreadable wraps a store as it was found at start.
+func hideUnreadable(s raft.SnapshotStore, restored string) (raft.SnapshotStore, error) {
+	metas, err := s.List()
+	if err != nil {
+		return nil, fmt.Errorf("coordinator: list snapshots: %w", err)
+	}
+	out := &snapshots{SnapshotStore: s, first: restored, from: map[string]bool{}}
+	for _, m := range metas {
+		if m.ID == restored {
+			break
+		}
+		out.from[m.ID] = true
+	}
+	return out, nil
+}
+
+// List implements raft.SnapshotStore.
+func (s *snapshots) List() ([]*raft.SnapshotMeta, error) {
+	all, err := s.SnapshotStore.List()
+	if err != nil {
+		return nil, err
+	}
+	out := all[:0]
+	for _, m := range all {
+		if !s.from[m.ID] {
+			out = append(out, m)
+		}
+	}
+	return out, nil
+}
