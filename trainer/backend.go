@@ -34,7 +34,7 @@ type Sample struct {
 	LossMask  []bool    // shape [n]; true exactly on the tokens in the loss; false at 0
 	Logprobs  []float32 // behaviour log-probabilities in nats, one for each true of LossMask, in order
 	Advantage float64   // of every token in the loss
-	Weight    float64   // share of its episode's unit of loss weight: 1 / samples of the episode (trap T25)
+	Weight    float64   // share of its episode's one unit of weight, 1 / samples of the episode (trap T25), for losses that weigh sequences
 }
 
 // LossTokens returns the number of tokens in the loss.
@@ -54,7 +54,7 @@ type Metrics struct {
 	GradNorm        float64 // L2 norm before clipping; of the last update
 	Entropy         float64 // mean, nats
 	KL              float64 // to the behaviour policy: mean of r − 1 − ln r with r = π/π_behaviour (k3)
-	ClipFractionPos float64 // share of tokens with positive advantage whose ratio was clipped
+	ClipFractionPos float64 // share of the tokens with positive advantage whose ratio was clipped
 	ClipFractionNeg float64 // the same with negative advantage
 	ESS             float64 // effective sample size of the ratios, (Σr)²/(n·Σr²), in (0, 1]
 }
