@@ -98,15 +98,20 @@ func (s *Store) sweep() error {
 func moveNew(from, to string) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.ENOTSUP) {
-		// The file system lacks the flag; a hard link refuses to replace as well.
-		if err = os.Link(from, to); err == nil {
-			return os.Remove(from)
-		}
+		return linkNew(from, to)
 	}
 	if err != nil {
 		return fmt.Errorf("move into place: %w", err)
 	}
 	return nil
+}
+
+// linkNew does the same where the file system lacks the flag: a hard link refuses to replace as well.
+func linkNew(from, to string) error {
+	if err := os.Link(from, to); err != nil {
+		return fmt.Errorf("link into place: %w", err)
+	}
+	return os.Remove(from)
 }
 
 // makeDir makes dir and what is missing above it, and syncs the names of all

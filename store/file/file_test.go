@@ -3,6 +3,7 @@ package file
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -160,6 +161,25 @@ func requireNoTemp(t *testing.T, dir string) {
 	entries, err := os.ReadDir(filepath.Join(dir, tempDir))
 	require.NoError(t, err)
 	require.Empty(t, entries)
+}
+
+// Both ways of moving a file into place refuse to replace another.
+func TestMoveNew(t *testing.T) {
+	for name, move := range map[string]func(from, to string) error{"rename": moveNew, "link": linkNew} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			to := filepath.Join(dir, "to")
+			for i, want := range []error{nil, fs.ErrExist} {
+				from := filepath.Join(dir, fmt.Sprint(i))
+				require.NoError(t, os.WriteFile(from, []byte{byte(i)}, 0o644))
+				require.ErrorIs(t, move(from, to), want)
+			}
+			got, err := os.ReadFile(to)
+			require.NoError(t, err)
+			require.Equal(t, []byte{0}, got)
+			require.ErrorIs(t, move(filepath.Join(dir, "none"), filepath.Join(dir, "x")), fs.ErrNotExist)
+		})
+	}
 }
 
 // A tree that another process deleted directories from is not silently written beside.
