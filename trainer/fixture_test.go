@@ -151,17 +151,7 @@ func newToy() *toy { return &toy{context: 64} }
 // putPolicy stores a version 0 with a tokenizer that no backend writes.
 func putPolicy(t *testing.T, s store.ObjectStore) policy.Digest {
 	t.Helper()
-	m := policy.Manifest{Full: true}
-	for path, b := range map[string][]byte{"weights": make([]byte, 8), "tokenizer.json": []byte("{}")} {
-		d, err := store.PutObject(t.Context(), s, testRun, blob, b)
-		require.NoError(t, err)
-		m.Files = append(m.Files, policy.File{Path: path, Digest: d, Size: int64(len(b))})
-	}
-	raw, err := m.Encode()
-	require.NoError(t, err)
-	d, err := store.PutObject(t.Context(), s, testRun, blob, raw)
-	require.NoError(t, err)
-	return d
+	return putFiles(t, s, map[string][]byte{"weights": make([]byte, 8), "tokenizer.json": []byte("{}")})
 }
 
 // message returns a message of an episode; sampled ones carry two tokens of the version.

@@ -16,9 +16,9 @@ const (
 	// weights may be, in nats. The same binary gives the same bits; 1e-4 leaves
 	// room for another architecture.
 	agree = 1e-4
-	// floor is the smallest calibration, in nats. A policy that learns moves up to
-	// some tenths of a nat per version on probes that include tokens which
-	// training never constrains; other weights are several nats away.
+	// floor is the smallest calibration, in nats. Measured on the example's task
+	// with its default settings, one version moves eight probes by 0.03 to 0.16, the
+	// whole of training by 2.8; other weights are several nats away at once.
 	floor = 0.5
 )
 
