@@ -324,13 +324,14 @@ func (r *run) exit() guest.Exit {
 		e.Code = r.status.ExitStatus()
 	}
 	e.Hit = r.hit
+	if r.pids && r.hit != hitMemory {
+		e.Hit = hitPids // what followed from it does not count
+	}
 	if full := r.s.diskHit(e.Code != 0); e.Hit == "" {
 		e.Hit = full
 	}
 	switch {
 	case e.Hit != "":
-	case r.pids:
-		e.Hit = hitPids
 	case e.Signal == int(unix.SIGXFSZ):
 		e.Hit = hitDisk
 	case r.out.total > r.x.Output || r.err.total > r.x.Output:
