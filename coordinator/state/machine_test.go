@@ -2,7 +2,6 @@ package state
 
 import (
 	"fmt"
-	"testing"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -14,17 +13,26 @@ import (
 // start is the log time of the first command: a date, as leaders stamp it.
 const start = 1_700_000_000 * second
 
+// tester is what testing.T and rapid.T have in common.
+type tester interface {
+	require.TestingT
+	Helper()
+	Logf(format string, args ...any)
+}
+
 // machine is a state with a log time, checked after every command.
 type machine struct {
-	t     testing.TB
+	t     tester
 	s     *State
 	now   int64
 	run   string
 	nodes map[string]*raftlog.NodeRef
 	check bool // recompute everything derived after each command
+	watch *oracle
+	log   []*raftlog.Entry // all that was applied, when watch is set
 }
 
-func newMachine(t testing.TB) *machine {
+func newMachine(t tester) *machine {
 	return &machine{t: t, s: New(), now: start, run: "r", nodes: map[string]*raftlog.NodeRef{}, check: true}
 }
 
@@ -50,7 +58,7 @@ func config(mods ...func(*raftlog.RunConfig)) *raftlog.RunConfig {
 }
 
 // fleet is a machine with one node of each role and a run whose version 0 is live.
-func fleet(t testing.TB, mods ...func(*raftlog.RunConfig)) *machine {
+func fleet(t tester, mods ...func(*raftlog.RunConfig)) *machine {
 	m := newMachine(t)
 	m.registerAll()
 	m.create(config(mods...))
@@ -72,8 +80,13 @@ func (m *machine) apply(op *raftlog.Op) *raftlog.Result {
 func (m *machine) propose(p *raftlog.Proposal) *raftlog.Result {
 	m.t.Helper()
 	before := m.s.Fork()
-	res := m.s.Apply(&raftlog.Entry{NowNs: m.now, Term: 1, Proposals: []*raftlog.Proposal{p}})
+	entry := &raftlog.Entry{NowNs: m.now, Term: 1, Proposals: []*raftlog.Proposal{p}}
+	res := m.s.Apply(entry)
 	require.Len(m.t, res, 1)
+	if m.watch != nil {
+		m.log = append(m.log, entry)
+		m.watch.observe(before, m.s, p.Op, res[0])
+	}
 	if p.Client == "" && refused(res[0]) {
 		require.Empty(m.t, changes(before, m.s), "a refused operation changed the state: %s", res[0].Message)
 	}

@@ -48,6 +48,9 @@ func (s *State) register(r *raftlog.Register) *raftlog.Result {
 	if ref.Name == "" || ref.Incarnation == 0 {
 		return refuse(raftlog.Code_CODE_INVALID, "a node needs a name and an incarnation above 0")
 	}
+	if r.Agents < 0 || r.Verifiers < 0 {
+		return refuse(raftlog.Code_CODE_INVALID, fmt.Sprintf("a host cannot take %d agents and %d verifiers", r.Agents, r.Verifiers))
+	}
 	old, found := s.nodes.Get(nodeKey(ref.Role, ref.Name))
 	if found && (ref.Incarnation < old.Incarnation || (ref.Incarnation == old.Incarnation && old.State == raftlog.NodeState_NODE_STATE_FENCED)) {
 		return fencedNode(ref)
@@ -174,7 +177,7 @@ func (s *State) current(h *raftlog.Held) bool {
 		return found && ep.State == raftlog.EpisodeState_EPISODE_STATE_LEASED && ep.Lease.GetFence() == h.Fence
 	case lease.KindVerify:
 		j, found := s.jobs.Get(key)
-		return found && j.Lease.GetFence() == h.Fence
+		return found && j.Lease != nil && j.Lease.Fence == h.Fence
 	}
 	return false
 }

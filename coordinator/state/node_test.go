@@ -111,6 +111,33 @@ func TestHeartbeat(t *testing.T) {
 	require.True(t, beat(m.ref(RoleVerifier)).Fenced, "it said nothing for a whole lease")
 }
 
+// A host names the leases that its sandboxes serve and is told which of them have ended.
+func TestHostLearnsWhichSandboxesToEnd(t *testing.T) {
+	m := fleet(t)
+	grants := m.lease(3)
+	m.seal(grants[2])
+	m.seal(m.lease(1)[0])
+	jobs := m.leaseJobs(1)
+	require.Equal(t, raftlog.Code_CODE_OK, m.failEpisode(grants[1], "worker_lost"))
+	name := func(run string, group uint64, index int32, of func(string, uint64, int32) string, fence uint64) *raftlog.Held {
+		return &raftlog.Held{Resource: of(run, group, index), Fence: fence}
+	}
+	var h, want []*raftlog.Held
+	h = append(h, name("r", grants[0].Group, grants[0].Index, lease.Episode, grants[0].Fence), name("r", jobs[0].Group, jobs[0].Index, lease.Verify, jobs[0].Fence))
+	want = append(want,
+		name("r", grants[0].Group, grants[0].Index, lease.Episode, grants[0].Fence-1),
+		name("r", grants[1].Group, grants[1].Index, lease.Episode, grants[1].Fence),
+		name("r", grants[2].Group, grants[2].Index, lease.Episode, grants[2].Fence),
+		name("r", 2, 1, lease.Verify, 0), // queued: no fence is right
+		name("r", 99, 0, lease.Verify, 1), name("r", 99, 0, lease.Episode, 1), &raftlog.Held{Resource: "gang/r", Fence: 1})
+	before := m.episode(grants[0].Group, grants[0].Index).Lease.ExpiryNs
+	m.now += second
+	res := m.ok(&raftlog.Op{Op: &raftlog.Op_Heartbeat{Heartbeat: &raftlog.Heartbeat{Node: m.ref(RoleHost), Held: append(h, want...)}}}).GetHeartbeat()
+	require.False(t, res.Fenced)
+	require.Equal(t, want, res.Lost)
+	require.Equal(t, before, m.episode(grants[0].Group, grants[0].Index).Lease.ExpiryNs, "only the holder renews")
+}
+
 func TestDrainingNodesGetNothingNew(t *testing.T) {
 	m := fleet(t)
 	m.seal(m.lease(1)[0])
@@ -181,6 +208,12 @@ func TestHostsShareReservations(t *testing.T) {
 	require.Len(t, m.leaseResult(9).Grants, 3)
 	require.Len(t, m.leaseJobs(9), 2, "one verifier sandbox on each host")
 	require.Zero(t, m.s.Work(m.run).Jobs)
+}
+
+func TestHostWithNegativeRoomIsRefused(t *testing.T) {
+	m := newMachine(t)
+	r := m.apply(&raftlog.Op{Op: &raftlog.Op_Register{Register: &raftlog.Register{Node: &raftlog.NodeRef{Role: RoleHost, Name: "h", Incarnation: 1}, Agents: -1}}})
+	require.Equal(t, raftlog.Code_CODE_INVALID, r.Code)
 }
 
 func TestHostThatIsGoneTakesNoNewEpisodes(t *testing.T) {

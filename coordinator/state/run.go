@@ -42,11 +42,6 @@ func (s *State) update(id string, change func(*raftlog.Run)) {
 	s.runs.Set(id, c)
 }
 
-// progress notes that the run moved, and how.
-func (s *State) progress(id, what string) {
-	s.update(id, func(r *raftlog.Run) { r.ProgressNs, r.Progress = s.clock.NowNs, what })
-}
-
 // ValidName reports whether a run id can be a key and a folder name.
 func ValidName(id string) bool {
 	if id == "" || len(id) > 100 || strings.HasPrefix(id, ".") {

@@ -13,7 +13,7 @@ import (
 )
 
 // dump encodes the whole state, record by record.
-func dump(t testing.TB, s *State) [][]byte {
+func dump(t tester, s *State) [][]byte {
 	t.Helper()
 	var out [][]byte
 	s.Records(func(r *raftlog.Record) bool {
@@ -37,7 +37,7 @@ func reader(records [][]byte) func() (*raftlog.Record, error) {
 	}
 }
 
-func restored(t testing.TB, s *State) *State {
+func restored(t tester, s *State) *State {
 	t.Helper()
 	r, err := Restore(reader(dump(t, s)))
 	require.NoError(t, err)
@@ -45,7 +45,7 @@ func restored(t testing.TB, s *State) *State {
 }
 
 // busy is a state with every kind of record in it.
-func busy(t testing.TB) *machine {
+func busy(t tester) *machine {
 	m := fleet(t, suite(1, 2), func(c *raftlog.RunConfig) { c.LagMax = 2 })
 	g := m.join()
 	m.evaluate(1)
