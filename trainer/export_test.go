@@ -1,11 +1,12 @@
 package trainer
 
 import (
-	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	"github.com/rlfleet/rlfleet/store"
@@ -31,7 +32,7 @@ func NewTwoSteps(t *testing.T, files map[string][]byte) *TwoSteps {
 func (r *TwoSteps) Train(t *testing.T, mirror bool, backends ...Backend) []policy.Digest {
 	t.Helper()
 	c := newCoordinator(r.init, r.batches...)
-	crash := errors.New("power cut")
+	crash := fmt.Errorf("power cut: %w", client.ErrInvalid)
 	deaths := len(backends) - 1
 	c.onCommit = func(s *raftlog.CommitStep) error {
 		if s.Step == 1 && deaths > 0 {

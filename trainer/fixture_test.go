@@ -20,6 +20,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/outcome"
 	"github.com/rlfleet/rlfleet/policy"
@@ -236,12 +237,6 @@ func record(t *testing.T, s store.ObjectStore, group uint64, members ...member) 
 	return g
 }
 
-// refusal is an answer of the state machine.
-type refusal struct{ code raftlog.Code }
-
-func (r refusal) Error() string      { return r.code.String() }
-func (r refusal) Code() raftlog.Code { return r.code }
-
 // coordinator is a Coordinator with the rules of the log for gangs and steps.
 type coordinator struct {
 	mu       sync.Mutex // guards what follows
@@ -255,6 +250,8 @@ type coordinator struct {
 	ready    int // batches that are complete
 	changed  chan struct{}
 	onCommit func(*raftlog.CommitStep) error // before it is applied
+	away     map[string]int                  // calls without an answer, by operation
+	applied  bool                            // an unanswered commit happens all the same
 }
 
 func newCoordinator(init policy.Digest, batches ...[]*raftlog.BatchGroup) *coordinator {
@@ -270,8 +267,11 @@ func (c *coordinator) head() int64 { return int64(len(c.versions)) - 1 }
 func (c *coordinator) JoinGang(context.Context, string) (*raftlog.JoinGangResult, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.unanswered("join") {
+		return nil, client.ErrUnavailable
+	}
 	if c.holder || c.head() == int64(len(c.batches)) {
-		return nil, refusal{raftlog.Code_CODE_CONFLICT}
+		return nil, fmt.Errorf("refused: %w", client.ErrConflict)
 	}
 	c.epoch++
 	c.holder = true
@@ -283,6 +283,8 @@ func (c *coordinator) TakeBatch(_ context.Context, _ string, epoch, _ uint64) (*
 	defer c.mu.Unlock()
 	n := c.head()
 	switch {
+	case epoch > 0 && c.unanswered("take"):
+		return nil, client.ErrUnavailable
 	case n == int64(len(c.batches)):
 		return &raftlog.TakeBatchResult{Ended: true, Step: n}, nil
 	case !c.holder || epoch != c.epoch:
@@ -301,14 +303,33 @@ func (c *coordinator) CommitStep(_ context.Context, s *raftlog.CommitStep) (*raf
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	away := c.unanswered("commit")
+	again := len(c.commits) > 0 && c.commits[len(c.commits)-1].Manifest == s.Manifest
+	switch {
+	case away && (again || !c.applied):
+		return nil, client.ErrUnavailable
+	case again:
+		return &raftlog.CommitStepResult{Version: s.Step + 1}, nil
+	}
 	if !c.holder || s.Epoch != c.epoch {
 		return nil, fmt.Errorf("commit: %w", lease.ErrFenced)
 	}
 	if s.Step != c.head() {
-		return nil, refusal{raftlog.Code_CODE_CONFLICT}
+		return nil, fmt.Errorf("refused: %w", client.ErrConflict)
 	}
 	c.commits, c.versions = append(c.commits, s), append(c.versions, policy.Digest(s.Manifest))
+	if away {
+		return nil, client.ErrUnavailable
+	}
 	return &raftlog.CommitStepResult{Version: s.Step + 1}, nil
+}
+
+func (c *coordinator) unanswered(op string) bool {
+	if c.away[op] == 0 {
+		return false
+	}
+	c.away[op]--
+	return true
 }
 
 func (c *coordinator) Hold(_ lease.Token, lost func()) {

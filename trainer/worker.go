@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -70,7 +71,7 @@ func (w *Worker) gang(ctx context.Context) (ended bool, err error) {
 	c := w.deps.Coordinator
 	grant, err := c.JoinGang(ctx, w.cfg.Run)
 	if err != nil {
-		if !lost(err) {
+		if refused(err) {
 			return false, fmt.Errorf("trainer: join the gang of %s: %w", w.cfg.Run, err)
 		}
 		// A run that has ended takes no gang either; only TakeBatch tells which it is.
@@ -115,8 +116,14 @@ func (w *Worker) loop(ctx context.Context, grant *raftlog.JoinGangResult) (ended
 		switch {
 		case err != nil && lost(err):
 			return false, fmt.Errorf("%w: %w", errLost, err)
-		case err != nil:
+		case err != nil && refused(err):
 			return false, fmt.Errorf("trainer: take a batch of %s: %w", w.cfg.Run, err)
+		case err != nil:
+			w.deps.Log.Warn("take a batch", "run", w.cfg.Run, "err", err)
+			if err := w.wait(ctx, changed); err != nil {
+				return false, err
+			}
+			continue
 		case b.Ended:
 			return true, nil
 		case b.Step != int64(head.manifest.Version):
@@ -145,15 +152,12 @@ func (w *Worker) commit(ctx context.Context, grant *raftlog.JoinGangResult, b *r
 		return head, err
 	}
 	timed(r.metrics, waited, time.Since(start))
-	_, err = w.deps.Coordinator.CommitStep(ctx, &raftlog.CommitStep{
+	err = w.propose(ctx, &raftlog.CommitStep{
 		Node: w.deps.Coordinator.Node(), Run: w.cfg.Run, Epoch: grant.Epoch, Fence: grant.Fence, Step: b.Step,
 		Manifest: string(r.next.digest), Ledger: string(r.ledger), Full: r.next.manifest.Full, Metrics: r.metrics,
 	})
-	switch {
-	case err != nil && lost(err):
-		return head, fmt.Errorf("%w: %w", errLost, err)
-	case err != nil:
-		return head, fmt.Errorf("trainer: commit step %d of %s: %w", b.Step, w.cfg.Run, err)
+	if err != nil {
+		return head, err
 	}
 	w.deps.Log.Info("step committed", "run", w.cfg.Run, "step", b.Step, "policy_version", r.next.manifest.Version,
 		"manifest", r.next.digest, "reward_mean", r.metrics[RewardMean])
@@ -167,9 +171,36 @@ func (w *Worker) commit(ctx context.Context, grant *raftlog.JoinGangResult, b *r
 	return r.next, nil
 }
 
+// propose commits a step. Without an answer it may have happened or not: the
+// same commit is proposed again, which the log takes for the first one, until
+// there is an answer or the gang is lost.
+func (w *Worker) propose(ctx context.Context, s *raftlog.CommitStep) error {
+	for {
+		changed := w.deps.Coordinator.Changed()
+		_, err := w.deps.Coordinator.CommitStep(ctx, s)
+		switch {
+		case err == nil:
+			return nil
+		case lost(err):
+			return fmt.Errorf("%w: %w", errLost, err)
+		case refused(err):
+			return fmt.Errorf("trainer: commit step %d of %s: %w", s.Step, w.cfg.Run, err)
+		}
+		w.deps.Log.Warn("commit step", "run", w.cfg.Run, "step", s.Step, "err", err)
+		if err := w.wait(ctx, changed); err != nil {
+			return err
+		}
+	}
+}
+
 // lost reports whether an answer means that the gang is not this worker's, or
 // that the log is not where this worker takes it to be.
 func lost(err error) bool {
-	var refused interface{ Code() raftlog.Code }
-	return errors.Is(err, lease.ErrFenced) || (errors.As(err, &refused) && refused.Code() == raftlog.Code_CODE_CONFLICT)
+	return errors.Is(err, lease.ErrFenced) || errors.Is(err, client.ErrConflict)
+}
+
+// refused reports an answer that asking again would not change. What is left
+// beside it and lost is a coordinator that cannot be reached for now.
+func refused(err error) bool {
+	return errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrInvalid)
 }

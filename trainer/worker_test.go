@@ -2,13 +2,14 @@ package trainer
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/outcome"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -105,7 +106,7 @@ func TestSameBatchAgainIsTheSameCheckpoint(t *testing.T) {
 	undisturbed := newCoordinator(init, batches...)
 	require.NoError(t, worker(t, s, undisturbed, newToy(), nil).Run(t.Context()))
 
-	crash := errors.New("power cut")
+	crash := fmt.Errorf("power cut: %w", client.ErrInvalid)
 	for step := range int64(2) {
 		c := newCoordinator(init, batches...)
 		died := ""
@@ -155,7 +156,7 @@ func TestLostGangRejoinsFromHead(t *testing.T) {
 		"conflict at commit": func(c *coordinator, b *toy) {
 			c.onCommit = func(*raftlog.CommitStep) error {
 				if len(b.batches) == 2 {
-					return refusal{raftlog.Code_CODE_CONFLICT}
+					return client.ErrConflict
 				}
 				return nil
 			}
@@ -180,6 +181,29 @@ func boolean(b bool) uint64 {
 		return 1
 	}
 	return 0
+}
+
+// A coordinator that does not answer for a while is waited for. A commit without
+// an answer is proposed again as it was, whether it had happened or not.
+func TestCoordinatorIsAway(t *testing.T) {
+	s := newMemory()
+	init := putPolicy(t, s)
+	batches := twoSteps(t, s)
+	want := newCoordinator(init, batches...)
+	require.NoError(t, worker(t, s, want, newToy(), nil).Run(t.Context()))
+	for _, applied := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, b := newCoordinator(init, batches...), newToy()
+			c.away = map[string]int{"join": 2, "take": 3, "commit": 4}
+			c.applied = applied
+			require.NoError(t, worker(t, s, c, b, nil).Run(t.Context()))
+			require.Equal(t, want.versions, c.versions)
+			require.Len(t, c.commits, 2)
+			require.Len(t, b.batches, 2, "nothing is trained twice")
+			require.Equal(t, 1, b.loads)
+			require.Equal(t, map[string]int{"join": 0, "take": 0, "commit": 0}, c.away)
+		})
+	}
 }
 
 func TestWaitsForABatch(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -109,10 +110,10 @@ func (p *Publisher) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, lease.ErrFenced):
-			// The session registers again; its change wakes us.
-		case err != nil:
+		case errors.Is(err, client.ErrNotFound) || errors.Is(err, client.ErrInvalid):
 			return fmt.Errorf("publish: lease a version: %w", err)
+		case err != nil: // fenced, until the session has registered again, or no coordinator to be reached
+			p.deps.Log.Warn("publish", "state", "no lease", "err", err)
 		case grant.Ready:
 			done, err := p.publish(ctx, grant)
 			if err != nil {

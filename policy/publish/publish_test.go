@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
@@ -115,6 +116,7 @@ type fakeCoordinator struct {
 	lost     func()
 	held     map[string]lease.Token
 	finished []*raftlog.FinishPublish
+	errs     []error // what the first calls for a lease are answered with
 }
 
 func (c *fakeCoordinator) Node() *raftlog.NodeRef {
@@ -124,6 +126,11 @@ func (c *fakeCoordinator) Node() *raftlog.NodeRef {
 func (c *fakeCoordinator) LeasePublish(context.Context, string) (*raftlog.LeasePublishResult, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if len(c.errs) > 0 {
+		err := c.errs[0]
+		c.errs = c.errs[1:]
+		return nil, err
+	}
 	if len(c.grants) == 0 || c.tries == c.maxTries {
 		c.done()
 		return &raftlog.LeasePublishResult{WaitsFor: "a committed version"}, nil
@@ -351,6 +358,20 @@ func TestProbesThatDoNotFitEndThePublisher(t *testing.T) {
 	c, err := publishAll(t, []*fakeEngine{e}, []*raftlog.LeasePublishResult{grant(0, 1, 1)}, nil)
 	require.ErrorIs(t, err, errProbes)
 	require.Empty(t, c.finished)
+}
+
+func TestCoordinatorIsAway(t *testing.T) {
+	e := newEngine(0)
+	c, err := publishAll(t, []*fakeEngine{e}, []*raftlog.LeasePublishResult{grant(0, 1, 1)}, func(c *fakeCoordinator) {
+		c.errs = []error{client.ErrUnavailable, lease.ErrFenced}
+	})
+	require.NoError(t, err)
+	require.Len(t, c.finished, 1)
+
+	_, err = publishAll(t, []*fakeEngine{e}, []*raftlog.LeasePublishResult{grant(0, 1, 1)}, func(c *fakeCoordinator) {
+		c.errs = []error{client.ErrNotFound}
+	})
+	require.ErrorIs(t, err, client.ErrNotFound)
 }
 
 func TestConfigValidate(t *testing.T) {
