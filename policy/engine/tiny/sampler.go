@@ -54,7 +54,7 @@ func (s *sampler) draw(logits []float32, p engine.Sampling, u float64) (int32, f
 			break
 		}
 	}
-	return int32(pick), float32(float64(logits[pick]) - logz)
+	return int32(pick), float32(min(0, float64(logits[pick])-logz)) // rounding must not make it positive
 }
 
 // filter zeroes the probabilities outside of the top k and top-p set,
