@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -136,17 +135,7 @@ func exportPolicy(ctx context.Context, at *storageFlag, name, out string) error 
 	if err != nil {
 		return err
 	}
-	files, err := roles.GetPolicy(ctx, objects, run, manifest)
-	if err != nil {
-		return err
-	}
-	delete(files, model.OptimizerFile)
-	for p := range files { // a trainer's own state is not part of a policy
-		if filepath.Ext(p) == ".json" && p == "trainer.json" {
-			delete(files, p)
-		}
-	}
-	if err := model.WriteDir(out, files); err != nil {
+	if err := roles.ExportPolicy(ctx, objects, run, string(manifest), out); err != nil {
 		return err
 	}
 	fmt.Printf("policy %s version %d -> %s\n", run, v, out)

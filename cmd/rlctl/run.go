@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"os"
 	"path/filepath"
 	"time"
@@ -98,6 +99,9 @@ func openSession(path string, f runFlags, out io.Writer) (*session, func(), erro
 	dir, ok := x.StorageDir()
 	if !ok {
 		return nil, nil, usagef("storage %s is not in this build; it has: file://DIR", x.Spec.Storage)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, nil, fmt.Errorf("make the storage: %w", err)
 	}
 	objects, err := file.Open(dir)
 	if err != nil {
@@ -287,6 +291,8 @@ func (s *session) serveMetrics() (func(), error) {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	done := make(chan struct{})
 	go func() {

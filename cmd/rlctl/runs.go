@@ -318,7 +318,7 @@ func (f *storageFlag) proposeAlone(ctx context.Context, p *raftlog.Proposal) (*r
 		return nil, err
 	}
 	cfg := coordinator.DefaultConfig(filepath.Join(f.dir(), roles.CoordinatorDir))
-	cfg.Mirror = roles.Mirror{Store: objects}
+	cfg.Mirror = roles.Mirror{ObjectStore: objects}
 	n, err := coordinator.Open(ctx, cfg)
 	if err != nil {
 		return nil, err

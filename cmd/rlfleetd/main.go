@@ -45,7 +45,7 @@ func rootCommand() *cobra.Command {
 	}{
 		{"host", "Give out sandboxes of this machine.", (*roles.Process).RunHost},
 		{"engine", "Sample from the policy.", (*roles.Process).RunEngine},
-		{"rollout", "Play episodes.", func(p *roles.Process, ctx context.Context) error { return p.RunRollout(ctx, 0, 1) }},
+		{"rollout", "Play episodes.", nil},
 		{"verifier", "Judge episodes.", (*roles.Process).RunVerifier},
 		{"trainer", "Train on complete batches.", (*roles.Process).RunTrainer},
 		{"publisher", "Bring new versions to the engines.", (*roles.Process).RunPublisher},
@@ -96,10 +96,14 @@ type roleFlags struct {
 	name        string
 	acks        string
 	guest       string
+	index, of   int
 }
 
 func roleCommand(name, short string, run func(*roles.Process, context.Context) error) *cobra.Command {
 	var f roleFlags
+	if run == nil {
+		run = func(p *roles.Process, ctx context.Context) error { return p.RunRollout(ctx, f.index, f.of) }
+	}
 	c := &cobra.Command{
 		Use: name, Short: short, Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.start(cmd.Context(), name, run) },
@@ -112,6 +116,8 @@ func roleCommand(name, short string, run func(*roles.Process, context.Context) e
 	fl.StringVar(&f.name, "name", "apart", "name of this process's node")
 	fl.StringVar(&f.acks, "acks", "", "append every acknowledgement to this file")
 	fl.StringVar(&f.guest, "guest", "", "rlguest program (default: beside rlfleetd)")
+	fl.IntVar(&f.index, "index", 0, "which of the rollout workers this is")
+	fl.IntVar(&f.of, "of", 1, "rollout workers of the run; they share its concurrency")
 	return c
 }
 

@@ -12,7 +12,6 @@ import (
 
 	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
-	envremote "github.com/rlfleet/rlfleet/envpool/remote"
 )
 
 // OpenHost makes the environment host that the experiment asks for. dir is its own data directory.
@@ -30,7 +29,13 @@ func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error
 	c.MaxAgents = min(c.MaxAgents, maxSandboxes)
 	c.MaxVerifiers = max(4, c.MaxAgents/2)
 	c.WarmHigh = max(c.WarmHigh, c.MaxAgents+c.MaxVerifiers)
-	rt, err := bubblewrap.New(bubblewrap.Config{Dir: dir, Guest: cfg.Guest, Log: cfg.Log})
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("roles: host directory: %w", err)
+	}
+	b := bubblewrap.DefaultConfig(abs)
+	b.Guest, b.Log = cfg.Guest, cfg.Log
+	rt, err := bubblewrap.New(b)
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +52,7 @@ const maxSandboxes = 24
 
 // RunHost registers an environment host and serves it until ctx ends.
 func (p *Process) RunHost(ctx context.Context) error {
-	h, err := OpenHost(ctx, p.Config, filepath.Join(p.Storage, "host", p.Name))
+	h, err := OpenHost(ctx, p.Config, hostDir(p.Storage, p.Name))
 	if err != nil {
 		return err
 	}
@@ -55,7 +60,7 @@ func (p *Process) RunHost(ctx context.Context) error {
 	p.mu.Lock()
 	p.hosts[name] = h
 	p.mu.Unlock()
-	address, stop, err := p.serve(func(s *grpc.Server) { envremote.Register(s, h) })
+	address, stop, err := p.serve(func(s *grpc.Server) {})
 	if err != nil {
 		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}

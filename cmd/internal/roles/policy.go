@@ -58,6 +58,17 @@ func GetPolicy(ctx context.Context, s store.ObjectStore, run string, manifest po
 	return files, nil
 }
 
+// ExportPolicy writes a stored version as a directory in Hugging Face layout, without what only a trainer needs.
+func ExportPolicy(ctx context.Context, s store.ObjectStore, run, manifest, dir string) error {
+	files, err := GetPolicy(ctx, s, run, policy.Digest(manifest))
+	if err != nil {
+		return err
+	}
+	delete(files, model.OptimizerFile)
+	delete(files, "trainer.json")
+	return model.WriteDir(dir, files)
+}
+
 // OpenPolicy reads version 0 from where the experiment says: a directory in
 // Hugging Face layout, or tiny://llama?layers=2&dim=32 for random weights over
 // the words of the given texts.

@@ -11,13 +11,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/envpool"
-	envremote "github.com/rlfleet/rlfleet/envpool/remote"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	engineremote "github.com/rlfleet/rlfleet/policy/engine/remote"
 	model "github.com/rlfleet/rlfleet/policy/tiny"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	"github.com/rlfleet/rlfleet/rollout"
 	"github.com/rlfleet/rlfleet/store"
 	"github.com/rlfleet/rlfleet/trajectory"
 )
@@ -45,10 +45,11 @@ type Process struct {
 	tokenizer *model.Tokenizer
 	base      policy.Digest // of version 0's manifest
 
-	mu      sync.Mutex // guards hosts, engines and conns
+	mu      sync.Mutex // guards hosts, engines, conns and metrics
 	hosts   map[string]envpool.Host
 	engines map[string]engine.Engine
 	conns   map[string]*grpc.ClientConn
+	metrics *rollout.Metrics
 }
 
 // NewProcess reads what every role needs of the run: version 0 with its tokenizer.
@@ -120,11 +121,7 @@ func (p *Process) host(name, address string) (envpool.Host, error) {
 	if address == "" {
 		return nil, fmt.Errorf("roles: host %s is not in this process", name)
 	}
-	conn, err := p.dial(address)
-	if err != nil {
-		return nil, err
-	}
-	return envremote.NewClient(conn), nil
+	return nil, fmt.Errorf("remote hosts come next")
 }
 
 // engine returns an engine by the name it registered under.

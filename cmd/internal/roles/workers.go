@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"time"
 
-	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	"github.com/rlfleet/rlfleet/policy/publish"
@@ -16,6 +14,7 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	"github.com/rlfleet/rlfleet/rollout"
 	"github.com/rlfleet/rlfleet/trainer"
+	"github.com/rlfleet/rlfleet/trainer/objective"
 	tinytrainer "github.com/rlfleet/rlfleet/trainer/tiny"
 	"github.com/rlfleet/rlfleet/trajectory"
 	"github.com/rlfleet/rlfleet/verifier"
@@ -107,7 +106,7 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 	}
 	cfg := trainer.DefaultConfig(p.Run)
 	cfg.LagMax, cfg.Writer = int64(spec.Lag.Max), p.Build
-	cfg.Advantage = trainer.Advantage{Kind: spec.Trainer.Algorithm.Advantage.Kind, Std: spec.Trainer.Algorithm.Advantage.Std}
+	cfg.Advantage = objective.Estimator{Kind: spec.Trainer.Algorithm.Advantage.Kind, Std: spec.Trainer.Algorithm.Advantage.Std}
 	for _, e := range spec.Envs {
 		cfg.ContextOnly = append(cfg.ContextOnly, e.Agent.Branches == "context")
 	}

@@ -1,0 +1,29 @@
+package roles
+
+import (
+	"github.com/rlfleet/rlfleet/experiment"
+	"github.com/rlfleet/rlfleet/rollout"
+	"github.com/rlfleet/rlfleet/trainer/objective"
+	tinytrainer "github.com/rlfleet/rlfleet/trainer/tiny"
+)
+
+// trainerConfig converts the spec's words into the backend's.
+func trainerConfig(s *experiment.Spec) tinytrainer.Config {
+	t := s.Trainer
+	c := tinytrainer.DefaultConfig()
+	c.Epochs, c.Minibatches, c.LR, c.GradClip = t.Epochs, t.Minibatches, t.LR.Value, t.Optimizer.GradClip
+	c.Optimizer.Beta1, c.Optimizer.Beta2, c.Optimizer.WeightDecay = t.Optimizer.Betas[0], t.Optimizer.Betas[1], t.Optimizer.WeightDecay
+	c.Loss = objective.PPO{Low: t.Algorithm.Loss.Low, High: t.Algorithm.Loss.High, Dual: t.Algorithm.Loss.Dual}
+	c.Entropy, c.Aggregate, c.Length = t.Algorithm.Entropy, objective.Aggregate(t.Algorithm.Aggregate.Kind), float64(s.NormLength())
+	return c
+}
+
+// rolloutMetrics are registered once a process, however many workers it has.
+func (p *Process) rolloutMetrics() *rollout.Metrics {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.metrics == nil {
+		p.metrics = rollout.NewMetrics(p.Registerer)
+	}
+	return p.metrics
+}

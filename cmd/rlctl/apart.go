@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+)
+
+// drainWithin is how long a process may take to end in order.
+const drainWithin = 30 * time.Second
+
+// apart runs each role as a process of its own.
+func (s *session) apart(ctx context.Context) error {
+	program, err := s.program()
+	if err != nil {
+		return err
+	}
+	address, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	logs, err := os.OpenFile(filepath.Join(s.storage, "rlfleet.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("open the log: %w", err)
+	}
+	defer logs.Close()
+	children := roles.NewChildren(program, s.log, logs)
+	// The coordinator ends after the others.
+	base, stop := context.WithCancel(context.WithoutCancel(ctx))
+	coordinator := roles.NewChildren(program, s.log, logs)
+	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address}}, drainWithin)
+	defer coordinator.Wait()
+	defer stop()
+	if err := s.awaitCoordinator(ctx); err != nil {
+		return err
+	}
+	return s.withCoordinator(ctx, func(ctx context.Context, _ pb.CoordinatorClient) (func() error, error) {
+		for _, c := range s.children(address) {
+			children.Start(ctx, c, drainWithin)
+		}
+		return func() error { children.Wait(); return nil }, nil
+	})
+}
+
+// program finds rlfleetd.
+func (s *session) program() (string, error) {
+	if s.flags.daemon != "" {
+		return s.flags.daemon, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find rlfleetd: %w", err)
+	}
+	path := filepath.Join(filepath.Dir(self), "rlfleetd")
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("there is no %s: build it with make build, or name it with --rlfleetd", path)
+	}
+	return path, nil
+}
+
+// freeAddress picks the loopback port that the coordinator keeps over its restarts.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("find a free port: %w", err)
+	}
+	return l.Addr().String(), l.Close()
+}
+
+func (s *session) children(address string) []roles.Child {
+	common := []string{"--experiment", s.file, "--run", s.run, "--coordinator", address}
+	for _, x := range s.flags.sets {
+		common = append(common, "--set", x)
+	}
+	if s.flags.acks != "" {
+		common = append(common, "--acks", s.flags.acks)
+	}
+	if s.flags.guest != "" {
+		common = append(common, "--guest", s.flags.guest)
+	}
+	var out []roles.Child
+	for _, role := range []string{"host", "engine", "publisher", "verifier", "trainer"} {
+		out = append(out, roles.Child{Name: role, Args: append([]string{role}, common...)})
+	}
+	n := s.plan.Experiment.Spec.Rollout.Workers
+	for i := range n {
+		args := append([]string{"rollout", "--index", fmt.Sprint(i), "--of", fmt.Sprint(n)}, common...)
+		out = append(out, roles.Child{Name: fmt.Sprintf("rollout-%d", i), Args: args})
+	}
+	return out
+}
+
+// awaitCoordinator waits until the coordinator answers on the storage's socket.
+func (s *session) awaitCoordinator(ctx context.Context) error {
+	conn, err := roles.Dial(s.storage)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c := pb.NewCoordinatorClient(conn)
+	for {
+		st, err := c.Status(ctx, &pb.StatusRequest{})
+		if err == nil && st.State == "leader" {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(fmt.Errorf("the coordinator did not start: see %s", filepath.Join(s.storage, "rlfleet.log")), err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
