@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -26,6 +27,8 @@ type Coordinator interface {
 	// Changed returns a channel that is closed at the next change of what there is to do.
 	Changed() <-chan struct{}
 }
+
+var _ Coordinator = (*client.Session)(nil)
 
 // Config is what a Worker needs to know of its run.
 type Config struct {

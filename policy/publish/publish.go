@@ -36,6 +36,8 @@ type Coordinator interface {
 	Changed() <-chan struct{}
 }
 
+var _ Coordinator = (*client.Session)(nil)
+
 // Config says how a version is checked and how long engines have.
 type Config struct {
 	Run         string    // empty: any
