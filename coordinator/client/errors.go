@@ -1,0 +1,94 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/rlfleet/rlfleet/coordinator/lease"
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+)
+
+// The kinds of failure of a call; the coordinator's refusal of an old fence is lease.ErrFenced.
+var (
+	ErrNotFound    = errors.New("the coordinator does not know it")
+	ErrConflict    = errors.New("it exists, or its state does not allow this")
+	ErrInvalid     = errors.New("the coordinator refuses the request as invalid")
+	ErrStaleSeq    = errors.New("the sequence number is of the past")
+	ErrUnavailable = errors.New("the coordinator cannot be reached")
+)
+
+// kinds maps the codes of the state machine to kinds.
+var kinds = map[raftlog.Code]error{
+	raftlog.Code_CODE_FENCED:    lease.ErrFenced,
+	raftlog.Code_CODE_NOT_FOUND: ErrNotFound,
+	raftlog.Code_CODE_CONFLICT:  ErrConflict,
+	raftlog.Code_CODE_INVALID:   ErrInvalid,
+	raftlog.Code_CODE_STALE_SEQ: ErrStaleSeq,
+}
+
+// Refused is a committed operation that the state machine did not carry out.
+type Refused struct {
+	op      string
+	code    raftlog.Code
+	message string
+}
+
+// Error implements error.
+func (e *Refused) Error() string {
+	if e.message == "" {
+		return fmt.Sprintf("client: %s: %v", e.op, e.Unwrap())
+	}
+	return fmt.Sprintf("client: %s: %s", e.op, e.message)
+}
+
+// Code returns the state machine's code.
+func (e *Refused) Code() raftlog.Code { return e.code }
+
+// Unwrap returns the kind, for errors.Is.
+func (e *Refused) Unwrap() error {
+	if k := kinds[e.code]; k != nil {
+		return k
+	}
+	return fmt.Errorf("code %s", e.code)
+}
+
+// verdict is what a failed try means for the next one.
+type verdict int
+
+const (
+	again     verdict = iota // the same node, after a pause
+	elsewhere                // the next node, after a pause
+	final                    // no try can succeed
+)
+
+// judge reads a failed try. What is not understood may have happened and is
+// repeated with the same numbers. kind is set when the verdict is final.
+func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
+	s := status.Convert(err)
+	for _, d := range s.Details() {
+		if r, ok := d.(*pb.Refusal); ok {
+			detail = r
+		}
+	}
+	switch detail.GetReason() {
+	case pb.Reason_REASON_INVALID:
+		return final, detail, ErrInvalid
+	case pb.Reason_REASON_NOT_FOUND:
+		return final, detail, ErrNotFound
+	case pb.Reason_REASON_NOT_LEADER, pb.Reason_REASON_STOPPED:
+		return elsewhere, detail, nil
+	case pb.Reason_REASON_STARTING, pb.Reason_REASON_QUEUE_FULL, pb.Reason_REASON_UNKNOWN_OUTCOME:
+		return again, detail, nil
+	}
+	switch s.Code() { // gRPC's own
+	case codes.ResourceExhausted, codes.Unimplemented, codes.InvalidArgument: // a message beyond the limits, another service
+		return final, nil, ErrInvalid
+	case codes.Unavailable, codes.DeadlineExceeded:
+		return elsewhere, nil, nil
+	}
+	return again, nil, nil
+}
