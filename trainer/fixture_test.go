@@ -198,7 +198,7 @@ func trained(reward float64) member { return member{disposition: outcome.Train, 
 
 // record writes the episodes of a group into one shard and returns the group as
 // a batch has it. Dropped members have no rows.
-func record(t *testing.T, s store.ObjectStore, group uint64, members ...member) *raftlog.BatchGroup {
+func record(t testing.TB, s store.ObjectStore, group uint64, members ...member) *raftlog.BatchGroup {
 	t.Helper()
 	w := trajectory.NewWriter[trajectory.Step](trajectory.Meta{Run: testRun, Writer: "test", Created: testTime})
 	g := &raftlog.BatchGroup{Group: group}
