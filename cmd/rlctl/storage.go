@@ -180,6 +180,27 @@ func (r *records) names() []string {
 	return out
 }
 
+// runArg returns the run that a command names, or the newest one.
+func (f *storageFlag) runArg(ctx context.Context, args []string) (string, error) {
+	if len(args) > 0 {
+		return args[0], nil
+	}
+	r, err := f.state(ctx, "")
+	if err != nil {
+		return "", err
+	}
+	var newest *raftlog.Run
+	for _, x := range r.runs {
+		if newest == nil || x.CreatedNs > newest.CreatedNs {
+			newest = x
+		}
+	}
+	if newest == nil {
+		return "", fmt.Errorf("there is no run in %s", f.storage)
+	}
+	return newest.Id, nil
+}
+
 // manifest returns the checkpoint of a version; −1 is the newest.
 func (r *records) manifest(run string, version int64) (policy.Digest, int64, error) {
 	var newest *raftlog.PolicyVersion

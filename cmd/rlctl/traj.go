@@ -174,17 +174,21 @@ func trajVerify() *cobra.Command {
 	var at storageFlag
 	var acks string
 	c := &cobra.Command{
-		Use:   "verify RUN",
-		Short: "Check every invariant of a run's record from the stored data alone.",
-		Args:  cobra.ExactArgs(1),
+		Use:   "verify [RUN]",
+		Short: "Check every invariant of a run's record from the stored data alone (default: the newest run).",
+		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			s, err := at.objects()
 			if err != nil {
 				return err
 			}
-			rep, err := trajectory.Verify(cmd.Context(), s, args[0], trajectory.VerifyOptions{AcksFile: acks})
+			run, err := at.runArg(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			rep, err := trajectory.Verify(cmd.Context(), s, run, trajectory.VerifyOptions{AcksFile: acks})
 			if errors.Is(err, store.ErrNotFound) {
-				return fmt.Errorf("no run %q in %s has recorded anything: `rlctl runs ls` lists the runs", args[0], at.storage)
+				return fmt.Errorf("no run %q in %s has recorded anything: `rlctl runs ls` lists the runs", run, at.storage)
 			}
 			if err != nil {
 				return err

@@ -70,7 +70,7 @@ func (p *plot) hover(xs []float64, list []series) {
 	half := (p.width - p.left - p.right) / 2 / float64(max(len(xs)-1, 1))
 	for i, x := range xs {
 		var b strings.Builder
-		b.WriteString(strings.TrimSuffix(p.x.label, "s") + " " + p.x.format(x))
+		b.WriteString(p.x.at(x))
 		for _, s := range list {
 			if v := s.y[i]; !math.IsNaN(v) {
 				fmt.Fprintf(&b, "\n%s %s", s.name, number(v))
@@ -98,7 +98,7 @@ type part struct {
 }
 
 // stacked draws shares of a whole: each bar is 100 %. from[i] is where bar i begins; the last entry is where the last ends.
-func stacked(title, note string, x axis, from []float64, parts []part) figure {
+func stacked(title, note, unit string, x axis, from []float64, parts []part) figure {
 	width, height, _ := dimensions("half")
 	f := figure{Size: "half", Title: title, Note: note}
 	for _, s := range parts {
@@ -116,7 +116,7 @@ func stacked(title, note string, x axis, from []float64, parts []part) figure {
 		f.SVG, f.Legend = empty(width, height), nil
 		return f
 	}
-	y := newAxis("share of attempts", 0, 1, 4, false)
+	y := newAxis("share of the "+unit, 0, 1, 4, false)
 	y.format = func(v float64) string { return fmt.Sprintf("%.0f %%", 100*v) }
 	p := newPlot(width, height, x, y, title)
 	gap := 0.0
@@ -130,7 +130,7 @@ func stacked(title, note string, x axis, from []float64, parts []part) figure {
 				continue
 			}
 			above := below + float64(s.n[i])/float64(whole)
-			where := fmt.Sprintf("%s %s", strings.TrimSuffix(x.label, "s"), x.format(from[i]))
+			where := x.at(from[i])
 			if last := from[i+1] - 1; last > from[i] {
 				where += " to " + x.format(last)
 			}

@@ -61,7 +61,7 @@ func collect(r *trajectory.Run) *facts {
 		lost: map[string]int{}, groups: map[string]int{},
 	}
 	for _, st := range r.Steps {
-		f.head = st.Step + 1
+		f.newest = st.Step + 1
 		f.note(st.CommittedAt)
 		for _, g := range st.Groups {
 			if _, again := f.steps[g]; again {

@@ -126,7 +126,7 @@ func (f *facts) verdictChart() figure {
 			parts = append(parts, part{words(v.name), v.class, f.count(from, func(b byVersion) int { return b.verdicts[v.name] })})
 		}
 	}
-	return stacked("Verdicts by version", "Training episodes, by the version that began them.", f.barAxis(), from, parts)
+	return stacked("Verdicts by version", "Training episodes, by the version that began them.", "episodes", f.barAxis(), from, parts)
 }
 
 // endChart shows the most frequent end reasons by name and the others together.
@@ -153,7 +153,7 @@ func (f *facts) endChart() figure {
 			parts[len(classes)].n[k] += n[k]
 		}
 	}
-	return stacked("End reasons by version", "Training attempts, those that were repeated too.", f.barAxis(), from, parts)
+	return stacked("End reasons by version", "Training attempts, those that were repeated too.", "attempts", f.barAxis(), from, parts)
 }
 
 func (f *facts) lagChart() figure {

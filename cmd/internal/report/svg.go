@@ -46,6 +46,12 @@ func newAxis(label string, lo, hi float64, n int, whole bool) axis {
 	return a
 }
 
+// at names a place on the axis: "version 12", "time since the start 40 s".
+func (a axis) at(v float64) string {
+	name, unit, _ := strings.Cut(a.label, ", ")
+	return strings.TrimSpace(name + " " + a.format(v) + " " + unit)
+}
+
 // upTo is an axis from 0, or below where values are negative, to the first tick above the greatest value.
 func upTo(label string, lo, hi float64, n int) axis {
 	if math.IsNaN(lo) || math.IsNaN(hi) {
