@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -66,6 +67,19 @@ func (l *local) set(change func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	change()
+}
+
+// now returns a copy of the state, and last the newest heartbeat.
+func (l *local) now() *state.State {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state.Fork()
+}
+
+func (l *local) last() *raftlog.Heartbeat {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.beats[len(l.beats)-1]
 }
 
 func (l *local) tick() {
@@ -155,16 +169,16 @@ func TestSessionRenewsWhatItHolds(t *testing.T) {
 			l.tick()
 		}
 		require.False(t, isLost(lost))
-		require.NotNil(t, l.state.Gang("r").Lease)
-		require.Equal(t, "store", l.state.Gang("r").WaitsFor)
-		last := l.beats[len(l.beats)-1]
+		require.NotNil(t, l.now().Gang("r").Lease)
+		require.Equal(t, "store", l.now().Gang("r").WaitsFor)
+		last := l.last()
 		require.Len(t, last.Held, 1)
 		require.InDelta(t, int64(5*ttl), last.Held[0].WaitsNs, float64(ttl/2))
 		require.Equal(t, int64(-1), last.EngineVersion)
 
 		s.Drop(token.Resource)
 		time.Sleep(ttl / 3)
-		require.Empty(t, l.beats[len(l.beats)-1].Held)
+		require.Empty(t, l.last().Held)
 		require.False(t, isLost(lost), "dropped, not lost")
 	})
 }
@@ -296,29 +310,29 @@ func TestSessionOfAHost(t *testing.T) {
 			}
 		})
 		defer end()
-		n := l.state.Nodes()[0]
+		n := l.now().Nodes()[0]
 		require.Equal(t, int32(3), n.Agents)
 		require.Equal(t, int32(2), n.Verifiers)
 		require.Equal(t, lease.Episode("r", 1, 0), <-ended, "a sandbox whose lease nobody has")
 		s.Drain()
 		synctest.Wait()
-		require.Equal(t, raftlog.NodeState_NODE_STATE_DRAINING, l.state.Nodes()[0].State)
+		require.Equal(t, raftlog.NodeState_NODE_STATE_DRAINING, l.now().Nodes()[0].State)
 	})
 }
 
 func TestSessionOfAnEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocal()
-		version := int64(-1)
+		var version atomic.Int64
 		s, end := start(t, l, func(c *SessionConfig) {
 			c.Role, c.Name = state.RoleEngine, "e1"
-			c.Version = func() int64 { return version }
+			c.Version = version.Load
 		})
 		defer end()
-		version = 4
+		version.Store(4)
 		s.Renew()
 		synctest.Wait()
-		require.Equal(t, int64(4), l.state.Nodes()[0].Version)
+		require.Equal(t, int64(4), l.now().Nodes()[0].Version)
 	})
 }
 
@@ -329,8 +343,8 @@ func TestSessionCloseGivesEverythingBack(t *testing.T) {
 		_, lost := gang(t, l, s)
 		end()
 		require.True(t, isLost(lost))
-		require.Nil(t, l.state.Gang("r").GetLease())
-		require.Equal(t, raftlog.NodeState_NODE_STATE_FENCED, l.state.Nodes()[0].State)
+		require.Nil(t, l.now().Gang("r").GetLease())
+		require.Equal(t, raftlog.NodeState_NODE_STATE_FENCED, l.now().Nodes()[0].State)
 	})
 }
 
