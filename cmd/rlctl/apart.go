@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	"github.com/rlfleet/rlfleet/coordinator/client"
 )
 
 // drainWithin is how long a process may take to end in order.
@@ -41,7 +41,7 @@ func (s *session) apart(ctx context.Context) error {
 	if err := s.awaitCoordinator(ctx); err != nil {
 		return err
 	}
-	return s.withCoordinator(ctx, func(ctx context.Context, _ pb.CoordinatorClient) (func() error, error) {
+	return s.withCoordinator(ctx, func(ctx context.Context, _ *client.Client) (func() error, error) {
 		for _, c := range s.children(address) {
 			children.Start(ctx, c, drainWithin)
 		}
@@ -99,16 +99,15 @@ func (s *session) children(address string) []roles.Child {
 
 // awaitCoordinator waits until the coordinator answers on the storage's socket.
 func (s *session) awaitCoordinator(ctx context.Context) error {
-	conn, err := roles.Dial(s.storage)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	c, disconnect, err := roles.Connect(ctx, s.storage, "rlctl")
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	c := pb.NewCoordinatorClient(conn)
+	defer disconnect()
 	for {
-		st, err := c.Status(ctx, &pb.StatusRequest{})
+		st, err := c.Status(ctx)
 		if err == nil && st.State == "leader" {
 			return nil
 		}

@@ -19,9 +19,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/experiment"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 	"github.com/rlfleet/rlfleet/store/file"
 	"github.com/rlfleet/rlfleet/trajectory"
 )
@@ -134,7 +134,7 @@ func openSession(path string, f runFlags, out io.Writer) (*session, func(), erro
 }
 
 // choose finds the run that this experiment continues, or creates one.
-func (s *session) choose(ctx context.Context, c pb.CoordinatorClient) (*raftlog.Run, error) {
+func (s *session) choose(ctx context.Context, c *client.Client) (*raftlog.Run, error) {
 	runs, err := roles.Runs(ctx, c)
 	if err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (s *session) choose(ctx context.Context, c pb.CoordinatorClient) (*raftlog.
 	return s.create(ctx, c, name)
 }
 
-func (s *session) create(ctx context.Context, c pb.CoordinatorClient, name string) (*raftlog.Run, error) {
+func (s *session) create(ctx context.Context, c *client.Client, name string) (*raftlog.Run, error) {
 	x := s.plan.Experiment
 	files, err := roles.OpenPolicy(x.Spec.Policy.Init, x.ResolvePath(x.Spec.Policy.Init), x.Spec.Seed, s.plan.Instructions())
 	if err != nil {
@@ -168,28 +168,12 @@ func (s *session) create(ctx context.Context, c pb.CoordinatorClient, name strin
 	if err != nil {
 		return nil, err
 	}
-	res, err := c.Propose(ctx, &raftlog.Proposal{
-		Client: fmt.Sprintf("rlctl-%d", time.Now().UnixNano()), Seq: 1,
-		Op: &raftlog.Op{Op: &raftlog.Op_CreateRun{CreateRun: &raftlog.CreateRun{
-			Id: name, SpecDigest: string(x.Digest()), Spec: x.Canonical(), Config: s.plan.RunConfig(), Manifest: string(manifest),
-		}}},
-	})
-	if err != nil {
+	if _, err := c.CreateRun(ctx, &raftlog.CreateRun{
+		Id: name, SpecDigest: string(x.Digest()), Spec: x.Canonical(), Config: s.plan.RunConfig(), Manifest: string(manifest),
+	}); err != nil {
 		return nil, fmt.Errorf("create run %s: %w", name, err)
 	}
-	if res.Code != raftlog.Code_CODE_OK {
-		return nil, fmt.Errorf("create run %s: %s", name, res.Message)
-	}
-	runs, err := roles.Runs(ctx, c)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range runs {
-		if r.Id == name {
-			return r, nil
-		}
-	}
-	return nil, fmt.Errorf("create run %s: it did not appear", name)
+	return roles.Run(ctx, c, name)
 }
 
 func ended(r *raftlog.Run) bool {
@@ -208,7 +192,7 @@ func (s *session) together(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.withCoordinator(ctx, func(ctx context.Context, c pb.CoordinatorClient) (func() error, error) {
+	err = s.withCoordinator(ctx, func(ctx context.Context, c *client.Client) (func() error, error) {
 		p, err := roles.NewProcess(ctx, s.config(c))
 		if err != nil {
 			return nil, err
@@ -218,21 +202,20 @@ func (s *session) together(ctx context.Context) error {
 	return errors.Join(err, node.Close())
 }
 
-func (s *session) config(c pb.CoordinatorClient) roles.Config {
+func (s *session) config(c *client.Client) roles.Config {
 	return roles.Config{
-		Plan: s.plan, Run: s.run, Storage: s.storage, Store: s.store, Coordinator: c, Name: "local",
+		Plan: s.plan, Run: s.run, Storage: s.storage, Store: s.store, Client: c, Name: "local",
 		Guest: s.flags.guest, Build: version(), Log: s.log, Registerer: s.reg, Journal: s.journal,
 	}
 }
 
 // withCoordinator chooses the run, starts its roles and shows them until the run ends or ctx does.
-func (s *session) withCoordinator(ctx context.Context, start func(context.Context, pb.CoordinatorClient) (func() error, error)) error {
-	conn, err := roles.Dial(s.storage)
+func (s *session) withCoordinator(ctx context.Context, start func(context.Context, *client.Client) (func() error, error)) error {
+	c, disconnect, err := roles.Connect(ctx, s.storage, "rlctl")
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
-	c := pb.NewCoordinatorClient(conn)
+	defer disconnect()
 	r, err := s.choose(ctx, c)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -15,7 +16,6 @@ import (
 	"github.com/rlfleet/rlfleet/coordinator"
 	"github.com/rlfleet/rlfleet/coordinator/state"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 	"github.com/rlfleet/rlfleet/store/file"
 )
 
@@ -285,49 +285,39 @@ func (f *storageFlag) propose(ctx context.Context, op *raftlog.ControlRun) error
 	if _, err := f.state(ctx, op.Id); err != nil {
 		return err
 	}
-	conn, err := f.dial(ctx)
+	c, disconnect, err := f.dial(ctx)
 	if err != nil {
 		return err
 	}
-	p := &raftlog.Proposal{
-		Client: fmt.Sprintf("rlctl-%d", time.Now().UnixNano()), Seq: 1,
-		Op: &raftlog.Op{Op: &raftlog.Op_ControlRun{ControlRun: op}},
+	if c == nil {
+		return f.proposeAlone(ctx, op)
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	var res *raftlog.Result
-	if conn != nil {
-		defer conn.Close()
-		res, err = pb.NewCoordinatorClient(conn).Propose(ctx, p)
-	} else {
-		res, err = f.proposeAlone(ctx, p)
-	}
-	if err != nil {
-		return fmt.Errorf("%s %s: %w", op.Action, op.Id, err)
-	}
-	if res.Code != raftlog.Code_CODE_OK {
-		return fmt.Errorf("%s %s: %s", op.Action, op.Id, res.Message)
-	}
-	return nil
+	defer disconnect()
+	return c.ControlRun(ctx, op.Id, op.Action, op.Reason)
 }
 
 // proposeAlone opens the stopped coordinator for one operation and lets its events reach the storage.
-func (f *storageFlag) proposeAlone(ctx context.Context, p *raftlog.Proposal) (*raftlog.Result, error) {
+func (f *storageFlag) proposeAlone(ctx context.Context, op *raftlog.ControlRun) error {
 	objects, err := file.Open(f.dir())
 	if err != nil {
-		return nil, err
+		return err
 	}
 	cfg := coordinator.DefaultConfig(filepath.Join(f.dir(), roles.CoordinatorDir))
 	cfg.Mirror = roles.Mirror{ObjectStore: objects}
 	n, err := coordinator.Open(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	res, err := n.Propose(ctx, p)
-	if cerr := n.Close(); err == nil {
-		err = cerr
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	res, err := n.Propose(ctx, &raftlog.Proposal{
+		Client: fmt.Sprintf("rlctl-%d", time.Now().UnixNano()), Seq: 1,
+		Op: &raftlog.Op{Op: &raftlog.Op_ControlRun{ControlRun: op}},
+	})
+	if err == nil && res.Code != raftlog.Code_CODE_OK {
+		err = fmt.Errorf("%s %s: %s", op.Action, op.Id, res.Message)
 	}
-	return res, err
+	return errors.Join(err, n.Close())
 }
 
 func runsRemove() *cobra.Command {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,13 +11,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
 // storageFlag says where the runs are and how to print them.
@@ -83,17 +81,17 @@ func (r *records) load(x *raftlog.Record) {
 }
 
 // dial reaches the coordinator that runs on this storage; nil when none does.
-func (f *storageFlag) dial(ctx context.Context) (*grpc.ClientConn, error) {
-	conn, err := roles.Dial(f.dir())
+func (f *storageFlag) dial(ctx context.Context) (*client.Client, func() error, error) {
+	c, disconnect, err := roles.Connect(ctx, f.dir(), "rlctl")
 	if err != nil {
-		return nil, fmt.Errorf("reach the coordinator: %w", err)
+		return nil, nil, err
 	}
-	sctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	sctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if _, err := pb.NewCoordinatorClient(conn).Status(sctx, &pb.StatusRequest{}); err != nil {
-		return nil, conn.Close()
+	if _, err := c.Status(sctx); err != nil {
+		return nil, nil, disconnect()
 	}
-	return conn, nil
+	return c, disconnect, nil
 }
 
 // state reads the records of a run, or of all runs for "".
@@ -104,14 +102,14 @@ func (f *storageFlag) state(ctx context.Context, run string) (*records, error) {
 	if _, err := os.Stat(f.dir()); err != nil {
 		return nil, fmt.Errorf("%s: there is no storage here: start a run, or name another with --storage", f.storage)
 	}
-	conn, err := f.dial(ctx)
+	c, disconnect, err := f.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
 	r := &records{}
-	if conn != nil {
-		defer conn.Close()
-		if err := r.ask(ctx, conn, run); err != nil {
+	if c != nil {
+		defer disconnect()
+		if err := r.ask(ctx, c, run); err != nil {
 			return nil, err
 		}
 	} else {
@@ -130,30 +128,19 @@ func (f *storageFlag) state(ctx context.Context, run string) (*records, error) {
 	return r, nil
 }
 
-func (r *records) ask(ctx context.Context, conn *grpc.ClientConn, run string) error {
+func (r *records) ask(ctx context.Context, c *client.Client, run string) error {
 	r.live = true
-	c := pb.NewCoordinatorClient(conn)
-	stream, err := c.View(ctx, &pb.ViewRequest{})
+	v, err := c.View(ctx, "")
 	if err != nil {
-		return fmt.Errorf("ask the coordinator: %w", err)
+		return err
 	}
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return fmt.Errorf("ask the coordinator: %w", err)
-		}
-		for _, x := range m.Records {
-			r.load(x)
-		}
+	for _, x := range v.Records {
+		r.load(x)
 	}
 	why := ""
 	if run != "" {
-		w, err := c.Why(ctx, &pb.WhyRequest{Run: run})
-		if err == nil {
-			why = w.Text
+		if why, err = c.Why(ctx, run); err != nil && !errors.Is(err, client.ErrNotFound) {
+			return err
 		}
 	}
 	r.why = func(string) (string, error) { return why, nil }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/cmd/internal/progress"
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/state"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
@@ -23,7 +24,7 @@ const lookEvery = 500 * time.Millisecond
 // watcher follows a run for the terminal and for its step log.
 type watcher struct {
 	s       *session
-	c       pb.CoordinatorClient
+	c       *client.Client
 	tracker progress.Tracker
 	steps   []*raftlog.Step
 	evals   []*raftlog.EvalResult
@@ -33,7 +34,7 @@ type watcher struct {
 }
 
 // watch shows the run until it has ended, or ctx has.
-func (s *session) watch(ctx context.Context, c pb.CoordinatorClient) error {
+func (s *session) watch(ctx context.Context, c *client.Client) error {
 	log, err := progress.OpenStepLog(filepath.Join(s.storage, s.run))
 	if err != nil {
 		return err
@@ -73,13 +74,13 @@ func (w *watcher) look(ctx context.Context, view *progress.View) (*raftlog.Run, 
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	kinds := []pb.Kind{pb.Kind_KIND_RUN, pb.Kind_KIND_EVAL}
-	records, err := roles.View(ctx, w.c, w.s.run, kinds...)
+	v, err := w.c.StaleView(ctx, w.s.run, kinds...)
 	if err != nil {
 		return nil, err
 	}
 	var run *raftlog.Run
 	w.evals = nil
-	for _, r := range records {
+	for _, r := range v.Records {
 		switch {
 		case r.GetRun() != nil:
 			run = r.GetRun()
@@ -104,12 +105,12 @@ func (w *watcher) look(ctx context.Context, view *progress.View) (*raftlog.Run, 
 }
 
 func (w *watcher) readSteps(ctx context.Context) error {
-	records, err := roles.View(ctx, w.c, w.s.run, pb.Kind_KIND_STEP)
+	v, err := w.c.StaleView(ctx, w.s.run, pb.Kind_KIND_STEP)
 	if err != nil {
 		return err
 	}
 	w.steps = nil
-	for _, r := range records {
+	for _, r := range v.Records {
 		if s := r.GetStep(); s != nil && s.State == raftlog.StepState_STEP_STATE_COMMITTED {
 			w.steps = append(w.steps, s)
 		}
@@ -120,11 +121,11 @@ func (w *watcher) readSteps(ctx context.Context) error {
 // fill adds what the run's own record does not say: sandboxes and what it waits for.
 func (w *watcher) fill(ctx context.Context, run *raftlog.Run, st *progress.Status) error {
 	st.Elapsed = elapsed(run, time.Now())
-	records, err := roles.View(ctx, w.c, "", pb.Kind_KIND_NODE, pb.Kind_KIND_CLOCK)
+	v, err := w.c.StaleView(ctx, "", pb.Kind_KIND_NODE, pb.Kind_KIND_CLOCK)
 	if err != nil {
 		return err
 	}
-	for _, r := range records {
+	for _, r := range v.Records {
 		if n := r.GetNode(); n != nil && n.Role == "host" {
 			st.Sandboxes += int(n.AgentsReserved + n.VerifiersReserved)
 		}
@@ -133,9 +134,8 @@ func (w *watcher) fill(ctx context.Context, run *raftlog.Run, st *progress.Statu
 			st.Elapsed = time.Duration(c.NowNs - run.CreatedNs)
 		}
 	}
-	why, err := w.c.Why(ctx, &pb.WhyRequest{Run: w.s.run})
-	if err == nil {
-		st.WaitsFor = waitsFor(why.Text)
+	if why, err := w.c.Why(ctx, w.s.run); err == nil {
+		st.WaitsFor = waitsFor(why)
 	}
 	return nil
 }
@@ -189,14 +189,14 @@ func isTerminal(w any) bool {
 }
 
 // finish writes the report and says how the run ended.
-func (s *session) finish(ctx context.Context, c pb.CoordinatorClient) error {
-	records, err := roles.View(ctx, c, s.run, pb.Kind_KIND_RUN, pb.Kind_KIND_EVAL)
+func (s *session) finish(ctx context.Context, c *client.Client) error {
+	v, err := c.View(ctx, s.run, pb.Kind_KIND_RUN, pb.Kind_KIND_EVAL)
 	if err != nil {
 		return err
 	}
 	var run *raftlog.Run
 	var evals []*raftlog.EvalResult
-	for _, r := range records {
+	for _, r := range v.Records {
 		if r.GetRun() != nil {
 			run = r.GetRun()
 		}
@@ -247,19 +247,19 @@ func result(run *raftlog.Run, evals []*raftlog.EvalResult) progress.Result {
 }
 
 // exportBest writes the best evaluated version as a directory and returns its path.
-func (s *session) exportBest(ctx context.Context, c pb.CoordinatorClient, run *raftlog.Run) (string, error) {
-	var v int64
+func (s *session) exportBest(ctx context.Context, c *client.Client, run *raftlog.Run) (string, error) {
+	var best int64
 	var reward float64
-	if n, _ := fmt.Sscanf(run.Best, "%d %g", &v, &reward); n < 2 {
+	if n, _ := fmt.Sscanf(run.Best, "%d %g", &best, &reward); n < 2 {
 		return "", nil
 	}
-	records, err := roles.View(ctx, c, s.run, pb.Kind_KIND_VERSION)
+	v, err := c.View(ctx, s.run, pb.Kind_KIND_VERSION)
 	if err != nil {
 		return "", err
 	}
-	for _, r := range records {
-		if x := r.GetVersion(); x != nil && x.Version == v {
-			dir := filepath.Join(s.storage, s.run, "policies", fmt.Sprint(v))
+	for _, r := range v.Records {
+		if x := r.GetVersion(); x != nil && x.Version == best {
+			dir := filepath.Join(s.storage, s.run, "policies", fmt.Sprint(best))
 			return dir, roles.ExportPolicy(ctx, s.store, s.run, x.Manifest, dir)
 		}
 	}

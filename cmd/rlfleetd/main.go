@@ -11,12 +11,10 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/experiment"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 	"github.com/rlfleet/rlfleet/store/file"
 	"github.com/rlfleet/rlfleet/trajectory"
 )
@@ -141,11 +139,11 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 	if err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient(f.coordinator, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	c, err := client.New(ctx, client.DefaultConfig(role+"-"+f.name, f.coordinator))
 	if err != nil {
-		return fmt.Errorf("reach the coordinator at %s: %w", f.coordinator, err)
+		return err
 	}
-	defer conn.Close()
+	defer c.Close()
 	var journal *trajectory.AckJournal
 	if f.acks != "" {
 		if journal, err = trajectory.NewAckJournal(f.acks); err != nil {
@@ -154,7 +152,7 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 		defer journal.Close()
 	}
 	p, err := roles.NewProcess(ctx, roles.Config{
-		Plan: plan, Run: f.run, Storage: dir, Store: objects, Coordinator: pb.NewCoordinatorClient(conn), Listen: "127.0.0.1",
+		Plan: plan, Run: f.run, Storage: dir, Store: objects, Client: c, Listen: "127.0.0.1",
 		Name: f.name, Guest: f.guest, Build: "rlfleetd", Log: logger(role), Journal: journal,
 	})
 	if err != nil {

@@ -247,7 +247,10 @@ func showMessage(s *trajectory.Step, c colours, words vocabulary) message {
 	}
 	if s.Sampled {
 		m.Tokens = showTokens(s, c, words)
-		m.Note = strings.TrimSpace(fmt.Sprintf("%s %s, %s", m.Note, wordsOf(s.FinishReason), duration(s.Time.Queue+s.Time.Prefill+s.Time.Decode)))
+		m.Note = strings.TrimSpace(m.Note + " " + wordsOf(s.FinishReason))
+		if d := s.Time.Queue + s.Time.Prefill + s.Time.Decode; d > 0 {
+			m.Note += ", " + duration(d)
+		}
 	}
 	for _, call := range s.ToolCalls {
 		m.Calls = append(m.Calls, call.Name+" "+arguments(call))

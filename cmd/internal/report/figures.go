@@ -181,7 +181,7 @@ func (f *facts) throughput() []figure {
 	width := time.Second
 	for _, s := range []time.Duration{1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21600, 86400} {
 		width = s * time.Second
-		if wall <= width*2*bars {
+		if wall <= width*bars {
 			break
 		}
 	}

@@ -41,7 +41,7 @@ func newAxis(label string, lo, hi float64, n int, whole bool) axis {
 	}
 	a := axis{lo: lo, hi: hi, label: label, format: number}
 	for k := math.Ceil(lo/step - 1e-9); k*step <= hi+step*1e-9; k++ {
-		a.ticks = append(a.ticks, k*step)
+		a.ticks = append(a.ticks, k*step+0) // + 0 makes 0 of −0
 	}
 	return a
 }

@@ -2,13 +2,15 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rlfleet/rlfleet/coordinator/client"
 )
 
 // CoordinatorDir is the coordinator's data directory below a file storage.
@@ -46,10 +48,9 @@ func listenSocket(storage string) (net.Listener, error) {
 	return l, nil
 }
 
-// Dial returns a connection to the coordinator that runs on a file storage; it is made when it is used.
-func Dial(storage string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("passthrough:///"+socketName,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+// Connect returns a client of the coordinator that runs on a file storage; connections are made when they are used.
+func Connect(ctx context.Context, storage, name string) (*client.Client, func() error, error) {
+	conn, err := grpc.NewClient("passthrough:///"+socketName, append(client.DialOptions(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			d, err := os.Open(storage)
 			if err != nil {
@@ -57,5 +58,15 @@ func Dial(storage string) (*grpc.ClientConn, error) {
 			}
 			defer d.Close()
 			return (&net.Dialer{}).DialContext(ctx, "unix", near(d, socketName))
-		}))
+		}))...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("roles: reach the coordinator: %w", err)
+	}
+	cfg := client.DefaultConfig(name)
+	cfg.Conn = conn
+	c, err := client.New(ctx, cfg)
+	if err != nil {
+		return nil, nil, errors.Join(err, conn.Close())
+	}
+	return c, func() error { return errors.Join(c.Close(), conn.Close()) }, nil
 }

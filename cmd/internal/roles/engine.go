@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	engineremote "github.com/rlfleet/rlfleet/policy/engine/remote"
@@ -29,7 +30,7 @@ func (p *Process) RunEngine(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, e.Close())
 	}
-	s, err := p.session(ctx, node{role: "engine", name: name, address: address, version: func() int64 {
+	s, err := p.Client.NewSession(ctx, client.SessionConfig{Role: "engine", Name: name, Address: address, Run: p.Run, Logger: p.Log, Version: func() int64 {
 		v, ok, err := e.Serving(ctx)
 		if err != nil || !ok {
 			return -1
@@ -41,11 +42,11 @@ func (p *Process) RunEngine(ctx context.Context) error {
 	}
 	err = p.keepLive(ctx, s, e)
 	stop()
-	return errors.Join(err, s.Close(), e.Close())
+	return errors.Join(err, closeSession(ctx, s), e.Close())
 }
 
 // keepLive brings an engine that missed a publication up to the live version.
-func (p *Process) keepLive(ctx context.Context, s *Session, e engine.Engine) error {
+func (p *Process) keepLive(ctx context.Context, s *client.Session, e engine.Engine) error {
 	for {
 		changed := s.Changed()
 		if err := p.catchUp(ctx, e); err != nil && ctx.Err() == nil {
@@ -63,7 +64,7 @@ func (p *Process) keepLive(ctx context.Context, s *Session, e engine.Engine) err
 }
 
 func (p *Process) catchUp(ctx context.Context, e engine.Engine) error {
-	run, err := p.run(ctx)
+	run, err := Run(ctx, p.Client, p.Run)
 	if err != nil {
 		return err
 	}
@@ -74,7 +75,7 @@ func (p *Process) catchUp(ctx context.Context, e engine.Engine) error {
 	if run.Live < 0 || (ok && int64(v) >= run.Live) {
 		return nil
 	}
-	rec, err := p.version(ctx, run.Live)
+	rec, err := Version(ctx, p.Client, p.Run, run.Live)
 	if err != nil {
 		return err
 	}
@@ -82,4 +83,14 @@ func (p *Process) catchUp(ctx context.Context, e engine.Engine) error {
 		return fmt.Errorf("roles: stage version %d: %w", run.Live, err)
 	}
 	return e.Flip(ctx, policy.Version(run.Live))
+}
+
+// closeSession gives a registration back, also when ctx has ended.
+func closeSession(ctx context.Context, s *client.Session) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	defer cancel()
+	if err := s.Close(ctx); err != nil && !errors.Is(err, client.ErrUnavailable) {
+		return err
+	}
+	return nil // a coordinator that is gone too ends the leases when the node comes back
 }

@@ -10,8 +10,11 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
+	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
+	envremote "github.com/rlfleet/rlfleet/envpool/remote"
 )
 
 // OpenHost makes the environment host that the experiment asks for. dir is its own data directory.
@@ -60,7 +63,7 @@ func (p *Process) RunHost(ctx context.Context) error {
 	p.mu.Lock()
 	p.hosts[name] = h
 	p.mu.Unlock()
-	address, stop, err := p.serve(func(s *grpc.Server) {})
+	address, stop, err := p.serve(func(s *grpc.Server) { envremote.Register(s, h) }, envremote.ServerOptions()...)
 	if err != nil {
 		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}
@@ -69,14 +72,14 @@ func (p *Process) RunHost(ctx context.Context) error {
 		return err
 	}
 	// A reservation lets an episode stand in the host's line; the host's own quota decides who runs.
-	s, err := p.session(ctx, node{
-		role: "host", name: name, address: address,
-		agents: int32(max(st.MaxAgents, p.Plan.Experiment.Spec.Rollout.Concurrency)), verifiers: int32(4 * st.MaxVerifiers),
-		serves: h.Held,
-		ended: func(resource string, fence uint64) {
+	s, err := p.Client.NewSession(ctx, client.SessionConfig{
+		Role: "host", Name: name, Address: address, Run: p.Run, Logger: p.Log,
+		Agents: max(st.MaxAgents, p.Plan.Experiment.Spec.Rollout.Concurrency), Verifiers: 4 * st.MaxVerifiers,
+		Serves: h.Held,
+		Ended: func(resource string, fence lease.Fence) {
 			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 			defer cancel()
-			if err := h.Revoke(rctx, resource, leaseFence(fence)); err != nil {
+			if err := h.Revoke(rctx, resource, fence); err != nil {
 				p.Log.Warn("revoke sandbox", "sandbox", resource, "err", err)
 			}
 		},
@@ -88,11 +91,11 @@ func (p *Process) RunHost(ctx context.Context) error {
 	stop()
 	cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
 	defer cancel()
-	return errors.Join(s.Close(), h.Close(cctx))
+	return errors.Join(s.Close(cctx), h.Close(cctx))
 }
 
 // serve opens a server for other processes, or does nothing when everything is in this one.
-func (p *Process) serve(register func(*grpc.Server)) (address string, stop func(), err error) {
+func (p *Process) serve(register func(*grpc.Server), options ...grpc.ServerOption) (address string, stop func(), err error) {
 	if p.Listen == "" {
 		return "", func() {}, nil
 	}
@@ -100,7 +103,7 @@ func (p *Process) serve(register func(*grpc.Server)) (address string, stop func(
 	if err != nil {
 		return "", nil, fmt.Errorf("roles: listen: %w", err)
 	}
-	s := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage))
+	s := grpc.NewServer(append([]grpc.ServerOption{grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)}, options...)...)
 	register(s)
 	done := make(chan struct{})
 	go func() {

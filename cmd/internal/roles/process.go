@@ -11,12 +11,13 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/envpool"
+	envremote "github.com/rlfleet/rlfleet/envpool/remote"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	engineremote "github.com/rlfleet/rlfleet/policy/engine/remote"
 	model "github.com/rlfleet/rlfleet/policy/tiny"
-	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 	"github.com/rlfleet/rlfleet/rollout"
 	"github.com/rlfleet/rlfleet/store"
 	"github.com/rlfleet/rlfleet/trajectory"
@@ -24,18 +25,18 @@ import (
 
 // Config says what a process works on.
 type Config struct {
-	Plan        *Plan
-	Run         string
-	Storage     string // directory of the file storage
-	Store       store.ObjectStore
-	Coordinator pb.CoordinatorClient
-	Listen      string // host of the addresses that other processes reach this one at; empty: everything is in this process
-	Name        string // of this process's nodes
-	Guest       string // path of rlguest; empty: beside this program
-	Build       string
-	Log         *slog.Logger
-	Registerer  prometheus.Registerer
-	Journal     *trajectory.AckJournal
+	Plan       *Plan
+	Run        string
+	Storage    string // directory of the file storage
+	Store      store.ObjectStore
+	Client     *client.Client // of the coordinator
+	Listen     string         // host of the addresses that other processes reach this one at; empty: everything is in this process
+	Name       string         // of this process's nodes
+	Guest      string         // path of rlguest; empty: beside this program
+	Build      string
+	Log        *slog.Logger
+	Registerer prometheus.Registerer
+	Journal    *trajectory.AckJournal
 }
 
 // Process holds what the roles of one process share.
@@ -55,7 +56,7 @@ type Process struct {
 // NewProcess reads what every role needs of the run: version 0 with its tokenizer.
 func NewProcess(ctx context.Context, cfg Config) (*Process, error) {
 	p := &Process{Config: cfg, hosts: map[string]envpool.Host{}, engines: map[string]engine.Engine{}, conns: map[string]*grpc.ClientConn{}}
-	v, err := p.version(ctx, 0)
+	v, err := Version(ctx, cfg.Client, cfg.Run, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +122,11 @@ func (p *Process) host(name, address string) (envpool.Host, error) {
 	if address == "" {
 		return nil, fmt.Errorf("roles: host %s is not in this process", name)
 	}
-	return nil, fmt.Errorf("remote hosts come next")
+	conn, err := p.dial(address)
+	if err != nil {
+		return nil, err
+	}
+	return envremote.NewClient(conn), nil
 }
 
 // engine returns an engine by the name it registered under.
@@ -149,7 +154,7 @@ func (p *Process) load(ctx context.Context, _ policy.Version, manifest policy.Di
 
 // resolve returns the manifest of a version that an evaluation is pinned to.
 func (p *Process) resolve(ctx context.Context, v policy.Version) (policy.Digest, error) {
-	rec, err := p.version(ctx, int64(v))
+	rec, err := Version(ctx, p.Client, p.Run, int64(v))
 	if err != nil {
 		return "", err
 	}

@@ -47,11 +47,11 @@ func (r *router) pick(ctx context.Context) (engine.Generator, error) {
 	if r.engine != nil {
 		return r.engine, nil
 	}
-	records, err := View(ctx, r.p.Coordinator, "", pb.Kind_KIND_NODE)
+	v, err := r.p.Client.View(ctx, "", pb.Kind_KIND_NODE)
 	if err != nil {
 		return nil, err
 	}
-	for _, x := range records {
+	for _, x := range v.Records {
 		n := x.GetNode()
 		if n == nil || n.Role != "engine" || n.State != raftlog.NodeState_NODE_STATE_READY || n.Version < 0 {
 			continue

@@ -2,43 +2,21 @@ package roles
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
-// View reads committed records of the given kinds; run "" is every run.
-func View(ctx context.Context, c pb.CoordinatorClient, run string, kinds ...pb.Kind) ([]*raftlog.Record, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := c.View(ctx, &pb.ViewRequest{Run: run, Kinds: kinds})
-	if err != nil {
-		return nil, fmt.Errorf("roles: ask the coordinator: %w", err)
-	}
-	var out []*raftlog.Record
-	for {
-		m, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return out, nil
-		}
-		if err != nil {
-			return nil, fmt.Errorf("roles: ask the coordinator: %w", err)
-		}
-		out = append(out, m.Records...)
-	}
-}
-
-// Runs returns what RunName looks at.
-func Runs(ctx context.Context, c pb.CoordinatorClient) ([]*raftlog.Run, error) {
-	records, err := View(ctx, c, "", pb.Kind_KIND_RUN)
+// Runs returns all runs.
+func Runs(ctx context.Context, c *client.Client) ([]*raftlog.Run, error) {
+	v, err := c.View(ctx, "", pb.Kind_KIND_RUN)
 	if err != nil {
 		return nil, err
 	}
 	var out []*raftlog.Run
-	for _, r := range records {
+	for _, r := range v.Records {
 		if x := r.GetRun(); x != nil {
 			out = append(out, x)
 		}
@@ -46,30 +24,30 @@ func Runs(ctx context.Context, c pb.CoordinatorClient) ([]*raftlog.Run, error) {
 	return out, nil
 }
 
-// run returns the process's run.
-func (p *Process) run(ctx context.Context) (*raftlog.Run, error) {
-	records, err := View(ctx, p.Coordinator, p.Run, pb.Kind_KIND_RUN)
+// Run returns one run.
+func Run(ctx context.Context, c *client.Client, id string) (*raftlog.Run, error) {
+	v, err := c.View(ctx, id, pb.Kind_KIND_RUN)
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range records {
+	for _, r := range v.Records {
 		if x := r.GetRun(); x != nil {
 			return x, nil
 		}
 	}
-	return nil, fmt.Errorf("roles: there is no run %q", p.Run)
+	return nil, fmt.Errorf("roles: there is no run %q", id)
 }
 
-// version returns one policy version of the process's run.
-func (p *Process) version(ctx context.Context, v int64) (*raftlog.PolicyVersion, error) {
-	records, err := View(ctx, p.Coordinator, p.Run, pb.Kind_KIND_VERSION)
+// Version returns one policy version of a run.
+func Version(ctx context.Context, c *client.Client, run string, version int64) (*raftlog.PolicyVersion, error) {
+	v, err := c.View(ctx, run, pb.Kind_KIND_VERSION)
 	if err != nil {
 		return nil, err
 	}
-	for _, r := range records {
-		if x := r.GetVersion(); x != nil && x.Version == v {
+	for _, r := range v.Records {
+		if x := r.GetVersion(); x != nil && x.Version == version {
 			return x, nil
 		}
 	}
-	return nil, fmt.Errorf("roles: run %s has no version %d", p.Run, v)
+	return nil, fmt.Errorf("roles: run %s has no version %d", run, version)
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/policy"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	"github.com/rlfleet/rlfleet/policy/publish"
@@ -22,6 +23,11 @@ import (
 
 // artifactLimit is the most that is copied out of one sandbox for its verifier, in bytes.
 const artifactLimit = 16 << 20
+
+// session registers a worker of this process.
+func (p *Process) session(ctx context.Context, role, name string) (*client.Session, error) {
+	return p.Client.NewSession(ctx, client.SessionConfig{Role: role, Name: name, Run: p.Run, Logger: p.Log})
+}
 
 // renderer turns conversations of env i into tokens.
 func (p *Process) renderer(i int) *model.Renderer {
@@ -56,7 +62,7 @@ func (p *Process) RunRollout(ctx context.Context, index, of int) error {
 		return err
 	}
 	name := fmt.Sprintf("%s-rollout-%d", p.Name, index)
-	s, err := p.session(ctx, node{role: "rollout", name: name})
+	s, err := p.session(ctx, "rollout", name)
 	if err != nil {
 		return err
 	}
@@ -67,9 +73,9 @@ func (p *Process) RunRollout(ctx context.Context, index, of int) error {
 		Log: p.Log, Build: p.Build, Metrics: p.rolloutMetrics(),
 	}, cfg)
 	if err != nil {
-		return errors.Join(err, s.Close())
+		return errors.Join(err, closeSession(ctx, s))
 	}
-	return errors.Join(w.Run(ctx), s.Close())
+	return errors.Join(w.Run(ctx), closeSession(ctx, s))
 }
 
 // RunVerifier judges episodes until ctx ends.
@@ -84,7 +90,7 @@ func (p *Process) RunVerifier(ctx context.Context) error {
 			Reward: r.Name, Weight: r.Weight, Timeout: r.Verifier.Timeout.Duration, Limits: limits, Task: e.Task,
 		})
 	}
-	s, err := p.session(ctx, node{role: "verifier", name: p.Name + "-verifier"})
+	s, err := p.session(ctx, "verifier", p.Name+"-verifier")
 	if err != nil {
 		return err
 	}
@@ -92,9 +98,9 @@ func (p *Process) RunVerifier(ctx context.Context) error {
 		Coordinator: s, Store: p.Store, Host: p.host, Journal: p.Journal, Log: p.Log, Build: p.Build,
 	}, verifier.DefaultConfig())
 	if err != nil {
-		return errors.Join(err, s.Close())
+		return errors.Join(err, closeSession(ctx, s))
 	}
-	return errors.Join(w.Run(ctx), s.Close())
+	return errors.Join(w.Run(ctx), closeSession(ctx, s))
 }
 
 // RunTrainer trains until the run needs no more steps or ctx ends.
@@ -110,7 +116,7 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 	for _, e := range spec.Envs {
 		cfg.ContextOnly = append(cfg.ContextOnly, e.Agent.Branches == "context")
 	}
-	s, err := p.session(ctx, node{role: "trainer", name: p.Name + "-trainer"})
+	s, err := p.session(ctx, "trainer", p.Name+"-trainer")
 	if err != nil {
 		return err
 	}
@@ -123,13 +129,13 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 		},
 	})
 	if err != nil {
-		return errors.Join(err, s.Close())
+		return errors.Join(err, closeSession(ctx, s))
 	}
 	err = w.Run(ctx)
 	if err == nil {
 		<-ctx.Done() // a run without steps left still shows a trainer
 	}
-	return errors.Join(err, s.Close())
+	return errors.Join(err, closeSession(ctx, s))
 }
 
 // RunPublisher brings new versions to the engines until ctx ends.
@@ -137,7 +143,7 @@ func (p *Process) RunPublisher(ctx context.Context) error {
 	spec := p.Plan.Experiment.Spec.Policy.Publish
 	cfg := publish.DefaultConfig()
 	cfg.Run, cfg.MaxMeanDiff, cfg.Probes = p.Run, spec.Probe.MaxMeanDiff, p.probes(spec.Probe.Prompts)
-	s, err := p.session(ctx, node{role: "publisher", name: p.Name + "-publisher"})
+	s, err := p.session(ctx, "publisher", p.Name+"-publisher")
 	if err != nil {
 		return err
 	}
@@ -146,9 +152,9 @@ func (p *Process) RunPublisher(ctx context.Context) error {
 		Engine: func(n *raftlog.Node) (engine.Engine, error) { return p.engine(n.Name, n.Address) },
 	})
 	if err != nil {
-		return errors.Join(err, s.Close())
+		return errors.Join(err, closeSession(ctx, s))
 	}
-	return errors.Join(w.Run(ctx), s.Close())
+	return errors.Join(w.Run(ctx), closeSession(ctx, s))
 }
 
 // probes are the openings of the first tasks, on which every version is scored.
