@@ -53,9 +53,28 @@ func startSpawner(root bool, dir string, uidBase int) (*spawner, error) {
 	return s, nil
 }
 
-// loop is the thread. It is never unlocked, so it ends with the goroutine.
+// loop finds a thread that is not the process's first: that one's mounts are
+// what /proc shows as the whole host's.
 func (s *spawner) loop() {
 	runtime.LockOSThread()
+	if unix.Gettid() != unix.Getpid() {
+		s.serve()
+		return
+	}
+	locked, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		close(locked)
+		s.serve()
+	}()
+	<-locked
+	runtime.UnlockOSThread()
+	<-done
+}
+
+// serve is the thread. It is never unlocked, so it ends with the goroutine.
+func (s *spawner) serve() {
 	defer func() {
 		for _, f := range s.maps {
 			f.Close()
@@ -178,7 +197,7 @@ func (s *spawner) userNamespace(uid int) (*os.File, error) {
 	}
 	defer unix.Close(program)
 	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), "hold")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER, UidMappings: one, GidMappings: one}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: unix.CLONE_NEWUSER, UidMappings: one, GidMappings: one}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -220,9 +239,13 @@ func (s *spawner) start(index int, command func(shared string) *exec.Cmd) (cmd *
 			}
 		}
 		cmd = command(shared)
+		// A process group of its own: an interrupt typed at the host's terminal is
+		// for the host, which lets episodes finish.
+		attr := &syscall.SysProcAttr{Setpgid: true}
 		if s.root {
-			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+			attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
 		}
+		cmd.SysProcAttr = attr
 		return cmd.Start()
 	})
 	return cmd, settled, err
