@@ -8,7 +8,10 @@ import (
 )
 
 // metrics are the node's counters; every name begins with rlfleet_coordinator_.
+// They live in a registry of their own, which the caller's holds while the node
+// runs: a node that is opened again in one process registers again.
 type metrics struct {
+	registry  *prometheus.Registry
 	entries   prometheus.Counter
 	proposals prometheus.Counter
 	refused   prometheus.Counter
@@ -22,7 +25,8 @@ type metrics struct {
 	verified  *prometheus.CounterVec
 }
 
-func newMetrics(reg prometheus.Registerer) *metrics {
+func newMetrics() *metrics {
+	reg := prometheus.NewRegistry()
 	f := promauto.With(reg)
 	opts := func(name, help string) prometheus.CounterOpts {
 		return prometheus.CounterOpts{Namespace: "rlfleet", Subsystem: "coordinator", Name: name, Help: help}
@@ -34,6 +38,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}
 	}
 	return &metrics{
+		registry:  reg,
 		entries:   f.NewCounter(opts("entries_total", "Log entries proposed by this node.")),
 		proposals: f.NewCounter(opts("proposals_total", "Proposals put into log entries.")),
 		refused:   f.NewCounter(opts("queue_full_total", "Proposals refused because the queue was full.")),
@@ -49,8 +54,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 }
 
 // gauges registers what is read when it is scraped.
-func (n *Node) gauges(reg prometheus.Registerer) {
-	f := promauto.With(reg)
+func (n *Node) gauges() {
+	f := promauto.With(n.metrics.registry)
 	gauge := func(name, help string, read func() float64) {
 		f.NewGaugeFunc(prometheus.GaugeOpts{Namespace: "rlfleet", Subsystem: "coordinator", Name: name, Help: help}, read)
 	}

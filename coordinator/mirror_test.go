@@ -113,7 +113,7 @@ func newMirrorBench(t *testing.T, store *memoryStore) *mirrorBench {
 	cfg.Mirror = store
 	s := state.New()
 	return &mirrorBench{
-		mirror: newMirror(cfg, fsm.New(s, 0, nil), newMetrics(prometheus.NewRegistry())),
+		mirror: newMirror(cfg, fsm.New(s, 0, nil), newMetrics()),
 		store:  store, state: s,
 	}
 }
@@ -230,4 +230,24 @@ func TestMirrorFailureIsVisibleAndHeals(t *testing.T) {
 	require.Eventually(t, func() bool { return n.MirrorLag() == Lag{} }, time.Minute, time.Millisecond)
 	require.Len(t, store.events(t, "r"), 1)
 	require.Empty(t, n.Status().Mirror.Reason)
+}
+
+// An orderly close takes the last events with it, although the pace would let them wait.
+func TestCloseFlushesTheMirror(t *testing.T) {
+	cfg := testConfig(t.TempDir())
+	store := newMemoryStore()
+	cfg.Mirror, cfg.MirrorEvery = store, 20*time.Millisecond
+	reg := prometheus.NewRegistry()
+	cfg.Registerer = reg
+	for _, run := range []string{"a", "b"} { // the same registry again: nothing is registered twice
+		n := open(t, cfg)
+		propose(t, n, run, 1, createRun(run))
+		propose(t, n, run, 2, cancelRun(run))
+		require.NoError(t, n.Close())
+		got := store.events(t, run)
+		require.NotNil(t, got[len(got)-1].GetRunEnded())
+	}
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	require.Empty(t, families)
 }

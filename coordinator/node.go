@@ -15,7 +15,6 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/hashicorp/raft-wal/verifier"
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 
 	walmetrics "github.com/hashicorp/raft-wal/metrics"
@@ -63,15 +62,12 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Registerer == nil {
-		cfg.Registerer = prometheus.NewRegistry()
-	}
 	dir, err := fsm.Create(cfg.Dir, cfg.Node, cfg.Version)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), dir: dir,
+		cfg: cfg, metrics: newMetrics(), dir: dir,
 		notify: make(chan bool, 16), done: make(chan struct{}), gone: make(chan struct{}),
 	}
 	n.stopping, n.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -80,7 +76,11 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, errors.Join(err, n.closeStorage())
 	}
 	n.start()
-	if err := n.ready(ctx); err != nil {
+	err = n.expose()
+	if err == nil {
+		err = n.ready(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	return n, nil
@@ -166,12 +166,23 @@ func (n *Node) start() {
 	n.queue = newQueue(n.cfg, n.raft, n.currentReign, n.answer, n.metrics)
 	n.hub = newHub(n.fsm)
 	n.mirror = newMirror(n.cfg, n.fsm, n.metrics)
-	n.gauges(n.cfg.Registerer)
 	n.flow.Go(n.queue.send)
 	n.flow.Go(n.queue.settle)
 	n.work.Go(func() { n.hub.run(n.stopping) })
 	n.work.Go(n.lead)
 	n.work.Go(n.watchMachine)
+}
+
+// expose adds the node's metrics to the caller's.
+func (n *Node) expose() error {
+	n.gauges()
+	if n.cfg.Registerer == nil {
+		return nil
+	}
+	if err := n.cfg.Registerer.Register(n.metrics.registry); err != nil {
+		return fmt.Errorf("coordinator: metrics: %w", err)
+	}
+	return nil
 }
 
 // watchMachine ends the node when the state machine met an entry it must not skip.
@@ -233,10 +244,20 @@ func (n *Node) ready(ctx context.Context) error {
 // Propose commits one proposal and returns the result of the state machine;
 // Classify tells what an error means. When ctx ends first the outcome is unknown.
 func (n *Node) Propose(ctx context.Context, p *raftlog.Proposal) (*raftlog.Result, error) {
-	if _, err := n.currentReign(); err != nil {
+	_, err := n.currentReign()
+	if err == nil && n.isClosed() {
+		err = ErrStopped
+	}
+	if err != nil {
 		return nil, fmt.Errorf("coordinator: propose: %w", err)
 	}
 	return n.queue.propose(ctx, p)
+}
+
+func (n *Node) isClosed() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.closed
 }
 
 // Read returns the state with every write that was acknowledged before the
@@ -319,8 +340,11 @@ func (n *Node) Snapshot() error {
 	return nil
 }
 
-// Close lets nothing more in, answers what is in, ends the servers and waits
-// for everything the node started.
+// closeGrace bounds how long Close waits for the store, and for clients that do not read.
+const closeGrace = 3 * time.Second
+
+// Close lets nothing more in, answers what is in, lets the last events reach
+// the store if it works, ends the servers and waits for everything the node started.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.closed {
@@ -331,6 +355,7 @@ func (n *Node) Close() error {
 	servers := n.servers
 	n.mu.Unlock()
 
+	n.flush()
 	n.queue.close()
 	n.drain()
 	n.stop()
@@ -340,12 +365,38 @@ func (n *Node) Close() error {
 	n.flow.Wait()
 	n.work.Wait()
 	for _, s := range servers {
+		hard := time.AfterFunc(closeGrace, s.Stop)
 		s.GracefulStop()
+		hard.Stop()
+	}
+	if n.cfg.Registerer != nil {
+		n.cfg.Registerer.Unregister(n.metrics.registry)
 	}
 	if err != nil {
 		err = fmt.Errorf("coordinator: close: %w", err)
 	}
 	return errors.Join(err, n.markClosed(), n.closeStorage())
+}
+
+// flush waits until the store has every event, unless it fails or takes too long: the next start goes on.
+func (n *Node) flush() {
+	if n.cfg.Mirror == nil {
+		return
+	}
+	late := time.After(closeGrace)
+	poll := time.NewTicker(5 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		lag := n.MirrorLag()
+		if _, err := n.currentReign(); err != nil || lag.Waiting == 0 || lag.Err != nil {
+			return
+		}
+		select {
+		case <-poll.C:
+		case <-late:
+			return
+		}
+	}
 }
 
 // drain waits until raft has answered what waits for it, unless the disk has

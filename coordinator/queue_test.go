@@ -17,8 +17,6 @@ import (
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
-
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // slowLog is a log whose entries a test answers.
@@ -62,7 +60,7 @@ func startQueue(t *testing.T, change func(*Config), r func() (*reign, error)) (*
 		r = func() (*reign, error) { return begun, nil }
 	}
 	l := &slowLog{entries: make(chan *logEntry)}
-	q := newQueue(cfg, l, r, raft.Future.Error, newMetrics(prometheus.NewRegistry()))
+	q := newQueue(cfg, l, r, raft.Future.Error, newMetrics())
 	var wg sync.WaitGroup
 	wg.Go(q.send)
 	wg.Go(q.settle)

@@ -60,15 +60,16 @@ func (c Config) Validate() error {
 type Client struct {
 	cfg   Config
 	peers *peers
-	lanes chan *lane // the free ones
-	ids   string     // what the ids of this client begin with
+	ids   string        // what the ids of this client begin with
+	free  chan struct{} // one for each lane that may be taken
 
 	stopping context.Context // ends when Close begins
 	stop     context.CancelFunc
 	work     sync.WaitGroup // watchers
 
-	mu   sync.Mutex // guards made
-	made int        // lanes made for sessions
+	mu    sync.Mutex // guards made, lanes
+	made  int
+	lanes []*lane // free ones; the last used is taken first, so that few have a row in the state
 }
 
 // lane is one client id. Whoever holds it may have one operation on its way.
@@ -93,10 +94,10 @@ func New(ctx context.Context, cfg Config) (*Client, error) {
 func newClient(ctx context.Context, cfg Config, p *peers) *Client {
 	var unique [8]byte
 	_, _ = rand.Read(unique[:]) // never fails
-	c := &Client{cfg: cfg, peers: p, lanes: make(chan *lane, cfg.Lanes), ids: cfg.Name + "." + hex.EncodeToString(unique[:])}
+	c := &Client{cfg: cfg, peers: p, free: make(chan struct{}, cfg.Lanes), ids: cfg.Name + "." + hex.EncodeToString(unique[:])}
 	c.stopping, c.stop = context.WithCancel(context.WithoutCancel(ctx))
-	for i := range cfg.Lanes {
-		c.lanes <- &lane{id: fmt.Sprintf("%s.%d", c.ids, i)}
+	for range cfg.Lanes {
+		c.free <- struct{}{}
 	}
 	return c
 }
@@ -108,12 +109,35 @@ func (c *Client) Close() error {
 	return c.peers.close()
 }
 
-// ownLane makes an id that is not shared: a heartbeat must not wait for a free one.
-func (c *Client) ownLane() *lane {
+// newLane makes an id. A session has one of its own: a heartbeat must not wait for a free one.
+func (c *Client) newLane() *lane {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.newLaneLocked()
+}
+
+func (c *Client) newLaneLocked() *lane {
 	c.made++
-	return &lane{id: fmt.Sprintf("%s.s%d", c.ids, c.made)}
+	return &lane{id: fmt.Sprintf("%s.%d", c.ids, c.made)}
+}
+
+// take returns a free lane, of which there is one: the caller took from c.free.
+func (c *Client) take() *lane {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.lanes) == 0 {
+		return c.newLaneLocked()
+	}
+	l := c.lanes[len(c.lanes)-1]
+	c.lanes = c.lanes[:len(c.lanes)-1]
+	return l
+}
+
+func (c *Client) give(l *lane) {
+	c.mu.Lock()
+	c.lanes = append(c.lanes, l)
+	c.mu.Unlock()
+	c.free <- struct{}{}
 }
 
 // Propose commits an operation and returns its result. A refusal of the state
@@ -123,8 +147,9 @@ func (c *Client) Propose(ctx context.Context, op *raftlog.Op) (*raftlog.Result, 
 	ctx, cancel := c.limit(ctx)
 	defer cancel()
 	select {
-	case l := <-c.lanes:
-		defer func() { c.lanes <- l }()
+	case <-c.free:
+		l := c.take()
+		defer c.give(l)
 		return c.propose(ctx, l, op)
 	case <-ctx.Done():
 		return nil, fmt.Errorf("client: %s: %w: %d operations are on their way already", opName(op), ErrUnavailable, c.cfg.Lanes)

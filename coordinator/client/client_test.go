@@ -249,6 +249,13 @@ func TestLanesAreShared(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, v.Records, 30)
 	require.Len(t, c.lanes, 3)
+
+	alone := f.client(nil)
+	for range 5 {
+		_, err := alone.CreateRun(t.Context(), runOp("r").GetCreateRun())
+		require.NoError(t, err)
+	}
+	require.Len(t, alone.lanes, 1, "calls one after the other use one row of the state")
 }
 
 // A coordinator that is killed and comes back is found again by calls, watchers and sessions.

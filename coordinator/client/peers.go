@@ -96,7 +96,7 @@ func (p *peers) leave(from int) {
 
 // retry tries a call until it succeeds, can never succeed, or ctx ends.
 func (c *Client) retry(ctx context.Context, op string, call func(context.Context, pb.CoordinatorClient) error) error {
-	pause := firstPause
+	pause, why := firstPause, ""
 	for {
 		service, number := c.peers.current()
 		try, cancel := context.WithTimeout(ctx, c.cfg.Attempt)
@@ -104,6 +104,9 @@ func (c *Client) retry(ctx context.Context, op string, call func(context.Context
 		cancel()
 		if err == nil {
 			return nil
+		}
+		if why == "" || ctx.Err() == nil { // that time ran out is known; what was wrong before is not
+			why = status.Convert(err).Message()
 		}
 		v, detail, kind := judge(err)
 		if v == final {
@@ -125,7 +128,7 @@ func (c *Client) retry(ctx context.Context, op string, call func(context.Context
 		case c.stopping.Err() != nil:
 			return fmt.Errorf("client: %s: %w: the client is closed", op, ErrUnavailable)
 		case ctx.Err() != nil:
-			return fmt.Errorf("client: %s: %w: %s: %w", op, ErrUnavailable, status.Convert(err).Message(), ctx.Err())
+			return fmt.Errorf("client: %s: %w: %s: %w", op, ErrUnavailable, why, ctx.Err())
 		}
 		pause = min(2*pause, lastPause)
 	}

@@ -79,7 +79,7 @@ func (c *Client) NewSession(ctx context.Context, cfg SessionConfig) (*Session, e
 		return nil, fmt.Errorf("client: session: Role, Name and Logger are needed: %w", ErrInvalid)
 	}
 	s := &Session{
-		client: c, cfg: cfg, lane: c.ownLane(),
+		client: c, cfg: cfg, lane: c.newLane(),
 		beat: make(chan struct{}, 1), kick: make(chan struct{}, 1),
 		held: map[string]*hold{}, owed: map[string]int{}, granted: map[string]grant{},
 		changed: make(chan struct{}), fenced: make(chan struct{}),
