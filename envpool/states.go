@@ -111,7 +111,7 @@ func (p *Pool) settle(st *state, size int64, err error) {
 	}
 	out := p.evictLocked(st)
 	p.mu.Unlock()
-	close(st.ready)
+	defer close(st.ready) // room is made first, so that the bound holds for whoever sees the state
 	for _, o := range out {
 		if err := p.rt.Drop(o.id); err != nil {
 			p.log.Warn("state could not be dropped", "snapshot", o.id, "err", err)

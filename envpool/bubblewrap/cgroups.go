@@ -36,14 +36,13 @@ func newCgroups(dataDir string) (*cgroups, error) {
 	if err != nil {
 		return nil, err
 	}
-	key := sha256.Sum256([]byte(dataDir))
 	c := &cgroups{dirs: map[string]string{}}
 	var errs []error
 	for _, name := range controllers {
 		if own[name] == "" {
 			continue
 		}
-		dir := filepath.Join(own[name], "rlfleet-"+hex.EncodeToString(key[:6]))
+		dir := filepath.Join(own[name], CgroupName(dataDir))
 		if err := removeCgroup(dir); err != nil {
 			errs = append(errs, err)
 			continue
@@ -55,6 +54,12 @@ func newCgroups(dataDir string) (*cgroups, error) {
 		c.dirs[name] = dir
 	}
 	return c, errors.Join(errs...)
+}
+
+// CgroupName is what the cgroups of a data directory's host are called.
+func CgroupName(dataDir string) string {
+	key := sha256.Sum256([]byte(dataDir))
+	return "rlfleet-" + hex.EncodeToString(key[:6])
 }
 
 // ownCgroups finds this process's directory in each version 1 hierarchy.

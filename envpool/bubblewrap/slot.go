@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -227,6 +226,18 @@ func (s *slot) died(op string, err error) error {
 	return fmt.Errorf("bubblewrap: %s: %w: %w", op, envpool.ErrEnvironment, s.reason)
 }
 
+// broke is died for a stream that failed. Where that is because the process
+// ended, its own end is the reason; it follows at once.
+func (s *slot) broke(op string, err error) error {
+	if !errors.Is(err, os.ErrDeadlineExceeded) {
+		select {
+		case <-s.dead:
+		case <-time.After(time.Second):
+		}
+	}
+	return s.died(op, err)
+}
+
 // tail keeps the last of what bwrap and the guest print.
 type tail struct {
 	mu sync.Mutex // guards b
@@ -270,7 +281,7 @@ func (s *slot) ask(ctx context.Context, op guest.Op, payload []byte, limit int64
 		return nil, s.died("call", err)
 	}
 	if err := guest.WriteFrame(s.conn, op, payload); err != nil {
-		return nil, s.died("send", err)
+		return nil, s.broke("send", err)
 	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -293,13 +304,7 @@ func (s *slot) answer(limit int64, each func(guest.Op, []byte) error) ([]byte, e
 	for {
 		op, b, err := guest.ReadFrame(s.in, max(limit, guest.ChunkSize)+(64<<10))
 		if err != nil {
-			if errors.Is(err, io.EOF) {
-				select { // bwrap's own end says more
-				case <-s.exited:
-				case <-time.After(time.Second):
-				}
-			}
-			return nil, s.died("receive", err)
+			return nil, s.broke("receive", err)
 		}
 		switch op {
 		case guest.OpDone:
