@@ -8,7 +8,7 @@ import (
 // outstanding groups stay below (S + 1 − (head − live))·B, and no group is
 // admitted that no step is left to train.
 func (s *State) room(r *raftlog.Run) int {
-	if r.State != raftlog.RunState_RUN_STATE_RUNNING || r.Stopping || r.Live < 0 || len(s.engines(r.Live)) == 0 {
+	if r.State != raftlog.RunState_RUN_STATE_RUNNING || r.Stopping || r.Live < 0 || !s.served(r.Live) {
 		return 0
 	}
 	c := r.Config

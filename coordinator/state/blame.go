@@ -3,8 +3,6 @@ package state
 import (
 	"fmt"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -51,7 +49,7 @@ func (s *State) usable(g *raftlog.Group) int32 {
 // settleUnscored ends a member without a reward. counted tells that its
 // indeterminate verdict is in the counters already.
 func (s *State) settleUnscored(ep *raftlog.Episode, counted bool) {
-	ep = proto.CloneOf(ep)
+	ep = cloneEpisode(ep)
 	ep.State, ep.Verdict, ep.Disposition = raftlog.EpisodeState_EPISODE_STATE_SETTLED, string(outcome.Indeterminate), string(outcome.Drop)
 	s.putEpisode(ep)
 	if !counted {

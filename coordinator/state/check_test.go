@@ -89,7 +89,7 @@ func checkDerived(s *State, bad *report) {
 			c := want.counts[g.Run]
 			c.outstanding++
 			want.counts[g.Run] = c
-			want.active.Set(k, struct{}{})
+			want.active.Set(k, g)
 		}
 		if g.EndedEvent > 0 {
 			want.ended.Set(seqKey(g.EndedEvent), k)
@@ -125,11 +125,14 @@ func checkDerived(s *State, bad *report) {
 	})
 	for name, pair := range map[string][2]*set{
 		"queue": {&s.queue, &want.queue}, "leased": {&s.leased, &want.leased}, "ready": {&s.ready, &want.ready},
-		"judged": {&s.judged, &want.judged}, "active": {&s.active, &want.active},
+		"judged": {&s.judged, &want.judged},
 	} {
 		if fmt.Sprint(pair[0].Keys()) != fmt.Sprint(pair[1].Keys()) {
 			bad.addf("set %s is %v, want %v", name, pair[0].Keys(), pair[1].Keys())
 		}
+	}
+	if bad2 := diff("active", &s.active, &want.active); len(bad2) > 0 {
+		bad.addf("active differs: %v", bad2)
 	}
 	if fmt.Sprint(s.ended.Keys(), s.ended.Values()) != fmt.Sprint(want.ended.Keys(), want.ended.Values()) {
 		bad.addf("ended is %v, want %v", s.ended.Keys(), want.ended.Keys())

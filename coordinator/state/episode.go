@@ -2,8 +2,7 @@ package state
 
 import (
 	"fmt"
-
-	"google.golang.org/protobuf/proto"
+	"slices"
 
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -78,7 +77,7 @@ func (s *State) leaseFrom(id string, n *raftlog.Node, want int, res *raftlog.Lea
 	if r.State != raftlog.RunState_RUN_STATE_RUNNING {
 		return "run is " + StateName(r.State)
 	}
-	if r.Live < 0 || len(s.engines(r.Live)) == 0 {
+	if r.Live < 0 || !s.served(r.Live) {
 		return "an engine that serves the live version"
 	}
 	for range want {
@@ -128,7 +127,7 @@ func (s *State) nextQueued(id string) *raftlog.Episode {
 
 func (s *State) grantEpisode(r *raftlog.Run, ep *raftlog.Episode, n, host *raftlog.Node) *raftlog.EpisodeGrant {
 	g, _ := s.groups.Get(groupKey(ep.Run, ep.Group))
-	ep = proto.CloneOf(ep)
+	ep = cloneEpisode(ep)
 	ep.State, ep.Lease, ep.Host = raftlog.EpisodeState_EPISODE_STATE_LEASED, s.grant(n), host.Name
 	ep.WaitsFor, ep.WaitsSinceNs = "start", s.clock.NowNs
 	s.putEpisode(ep)
@@ -154,9 +153,16 @@ func (s *State) held(run string, ref *raftlog.NodeRef, group uint64, index, atte
 // sealEpisodes makes attempts durable results: from here the worker may die.
 func (s *State) sealEpisodes(m *raftlog.SealEpisodes) *raftlog.Result {
 	res := &raftlog.ItemsResult{}
+	var groups []uint64
 	for _, it := range m.Items {
 		code, msg := s.sealOne(m.Run, m.Node, it)
 		res.Codes, res.Messages = append(res.Codes, code), append(res.Messages, msg)
+		if code == raftlog.Code_CODE_OK && !slices.Contains(groups, it.Group) {
+			groups = append(groups, it.Group)
+		}
+	}
+	for _, g := range groups {
+		s.recount(m.Run, g)
 	}
 	return &raftlog.Result{Result: &raftlog.Result_Items{Items: res}}
 }
@@ -180,7 +186,7 @@ func (s *State) sealOne(run string, ref *raftlog.NodeRef, it *raftlog.SealItem) 
 	if g.Pin >= 0 && sealed.Tokens > 0 && (sealed.MinVersion != g.Pin || sealed.MaxVersion != g.Pin) {
 		return raftlog.Code_CODE_INVALID, fmt.Sprintf("an evaluation of version %d has tokens of versions %d to %d", g.Pin, sealed.MinVersion, sealed.MaxVersion)
 	}
-	ep = proto.CloneOf(ep)
+	ep = cloneEpisode(ep)
 	ep.State, ep.Sealed, ep.Lease, ep.Host, ep.WaitsFor = raftlog.EpisodeState_EPISODE_STATE_SEALED, sealed, nil, "", ""
 	s.putEpisode(ep)
 	s.putJob(&raftlog.VerifyJob{
@@ -190,7 +196,6 @@ func (s *State) sealOne(run string, ref *raftlog.NodeRef, it *raftlog.SealItem) 
 	s.emit(run, &raftlog.Event{Event: &raftlog.Event_Sealed{Sealed: &raftlog.EpisodeSealed{
 		Group: it.Group, Index: it.Index, Attempt: it.Attempt, Sealed: sealed, Suite: g.Suite,
 	}}})
-	s.recount(run, it.Group)
 	return raftlog.Code_CODE_OK, ""
 }
 
@@ -220,7 +225,7 @@ func (s *State) loseAttempt(ep *raftlog.Episode, why outcome.EndReason, message 
 	sealed := ep.State == raftlog.EpisodeState_EPISODE_STATE_SEALED
 	s.attemptLost(ep, why)
 	r, _ := s.runs.Get(ep.Run)
-	ep = proto.CloneOf(ep)
+	ep = cloneEpisode(ep)
 	ep.LastFailure = string(why) + ": " + message
 	ep.State, ep.Lease, ep.Host, ep.Sealed, ep.WaitsFor = raftlog.EpisodeState_EPISODE_STATE_QUEUED, nil, "", nil, ""
 	ep.Attempt++

@@ -97,8 +97,8 @@ func (s *State) evalDone(e *raftlog.EvalResult) {
 
 // stopAdmitted drops the training groups of a run that needs no more; an assigned batch is still trained.
 func (s *State) stopAdmitted(run string) {
-	for _, k := range under(&s.active, run+"/") {
-		if g, _ := s.groups.Get(k); g.State != raftlog.GroupState_GROUP_STATE_ASSIGNED {
+	for _, g := range list(&s.active, run+"/") {
+		if g.State != raftlog.GroupState_GROUP_STATE_ASSIGNED {
 			s.dropGroup(g, "the run needs no more groups", false)
 		}
 	}

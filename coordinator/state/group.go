@@ -1,9 +1,8 @@
 package state
 
 import (
-	"sort"
-
-	"google.golang.org/protobuf/proto"
+	"cmp"
+	"slices"
 
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -27,13 +26,15 @@ func (s *State) putGroup(g *raftlog.Group) {
 	if was != is {
 		c := s.counts[g.Run]
 		if is {
-			s.active.Set(k, struct{}{})
 			c.outstanding++
 		} else {
 			s.active.Delete(k)
 			c.outstanding--
 		}
 		s.counts[g.Run] = c
+	}
+	if is {
+		s.active.Set(k, g)
 	}
 	s.groups.Set(k, g)
 }
@@ -44,7 +45,7 @@ func (s *State) changeGroup(run string, id uint64, change func(*raftlog.Group)) 
 	if !found {
 		return nil
 	}
-	g = proto.CloneOf(g)
+	g = cloneGroup(g)
 	change(g)
 	s.putGroup(g)
 	return g
@@ -53,11 +54,13 @@ func (s *State) changeGroup(run string, id uint64, change func(*raftlog.Group)) 
 // members returns the episodes of a group by index.
 func (s *State) members(g *raftlog.Group) []*raftlog.Episode {
 	out := make([]*raftlog.Episode, 0, g.Size)
-	for i := int32(0); i < g.Size; i++ {
-		if ep, found := s.episodes.Get(memberKey(g.Run, g.Id, i)); found {
-			out = append(out, ep)
+	s.episodes.Ascend(groupKey(g.Run, g.Id)+"/", func(_ string, ep *raftlog.Episode) bool {
+		if ep.Group != g.Id || ep.Run != g.Run {
+			return false
 		}
-	}
+		out = append(out, ep)
+		return true
+	})
 	return out
 }
 
@@ -88,7 +91,7 @@ func (s *State) recount(run string, id uint64) {
 			atMost(ep.Floor)
 		}
 	}
-	g = proto.CloneOf(g)
+	g = cloneGroup(g)
 	g.Sealed, g.Settled, g.Bound = sealed, settled, g.LiveAtAdmission
 	if bound >= 0 {
 		g.Bound = bound
@@ -132,7 +135,7 @@ func (s *State) cutMember(ep *raftlog.Episode, reason string, cut outcome.EndRea
 	if ep.State == raftlog.EpisodeState_EPISODE_STATE_SEALED {
 		s.attemptLost(ep, cut)
 	}
-	c := proto.CloneOf(ep)
+	c := cloneEpisode(ep)
 	c.State, c.Lease, c.Host, c.WaitsFor = raftlog.EpisodeState_EPISODE_STATE_SETTLED, nil, "", ""
 	c.Verdict, c.Disposition, c.LastFailure = string(outcome.NotRun), string(outcome.Drop), reason
 	s.putEpisode(c)
@@ -181,13 +184,8 @@ func (s *State) forgetGroup(key string) {
 
 // outstanding returns the training groups of a run that have not ended, earliest deadline first.
 func (s *State) outstanding(r *raftlog.Run) []*raftlog.Group {
-	var out []*raftlog.Group
-	for _, k := range under(&s.active, r.Id+"/") {
-		if g, found := s.groups.Get(k); found {
-			out = append(out, g)
-		}
-	}
-	sort.SliceStable(out, func(i, j int) bool { return out[i].Bound < out[j].Bound }) // keys are in id order
+	out := list(&s.active, r.Id+"/")
+	slices.SortStableFunc(out, func(a, b *raftlog.Group) int { return cmp.Compare(a.Bound, b.Bound) }) // keys are in id order
 	return out
 }
 

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"math"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -70,7 +68,7 @@ func (s *State) leaseJobs(l *raftlog.LeaseJobs) *raftlog.Result {
 		}
 		s.adjust(host.Name, true, 1)
 		j, _ := s.jobs.Get(k)
-		j = proto.CloneOf(j)
+		j = cloneJob(j)
 		j.State, j.Lease, j.Host = raftlog.JobState_JOB_STATE_LEASED, s.grant(n), host.Name
 		s.putJob(j)
 		r, _ := s.runs.Get(j.Run)
@@ -126,7 +124,7 @@ func (s *State) settleOne(run string, ref *raftlog.NodeRef, it *raftlog.SettleIt
 	for k, d := range r.Config.Envs[g.Env].LimitsOn {
 		on[outcome.EndReason(k)] = outcome.Disposition(d)
 	}
-	ep = proto.CloneOf(ep)
+	ep = cloneEpisode(ep)
 	ep.State, ep.Verdict, ep.Reward, ep.VerdictRow = raftlog.EpisodeState_EPISODE_STATE_SETTLED, it.Verdict, it.Reward, it.VerdictRow
 	ep.Disposition = string(outcome.Decide(outcome.EndReason(ep.Sealed.EndReason), v, on))
 	s.putEpisode(ep)
@@ -207,7 +205,7 @@ func (s *State) failJob(j *raftlog.VerifyJob, why outcome.EndReason, message str
 
 // requeueJob puts a job back; counted failures use up its retries.
 func (s *State) requeueJob(j *raftlog.VerifyJob, why string, counted bool) {
-	c := proto.CloneOf(j)
+	c := cloneJob(j)
 	c.State, c.Lease, c.Host, c.LastFailure = raftlog.JobState_JOB_STATE_QUEUED, nil, "", why
 	c.QueuedNs = s.clock.NowNs
 	if counted {

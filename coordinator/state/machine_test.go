@@ -29,7 +29,9 @@ type machine struct {
 	nodes map[string]*raftlog.NodeRef
 	check bool // recompute everything derived after each command
 	watch *oracle
-	log   []*raftlog.Entry // all that was applied, when watch is set
+
+	forked bool             // bare forks the state after every command
+	log    []*raftlog.Entry // all that was applied, when watch is set
 }
 
 func newMachine(t tester) *machine {

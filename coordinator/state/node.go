@@ -96,7 +96,7 @@ func (s *State) fence(n *raftlog.Node) {
 	if !found {
 		return
 	}
-	f := proto.CloneOf(cur)
+	f := cloneNode(cur)
 	f.State, f.Version = raftlog.NodeState_NODE_STATE_FENCED, -1
 	s.putNode(f)
 }
@@ -149,7 +149,7 @@ func (s *State) heartbeat(h *raftlog.Heartbeat) *raftlog.Result {
 		res.Fenced, res.Lost = true, h.Held
 		return result
 	}
-	n = proto.CloneOf(n)
+	n = cloneNode(n)
 	n.ExpiryNs = s.clock.NowNs + LeaseTTL
 	n.State = raftlog.NodeState_NODE_STATE_READY
 	if h.Draining {
@@ -186,7 +186,7 @@ func (s *State) current(h *raftlog.Held) bool {
 func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 	until := s.clock.NowNs + LeaseTTL
 	extend := func(l *raftlog.Lease) *raftlog.Lease {
-		e := proto.CloneOf(l)
+		e := cloneLease(l)
 		e.ExpiryNs = until
 		return e
 	}
@@ -197,7 +197,7 @@ func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 		if !found || ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED || !holds(ep.Lease, ref, h.Fence) {
 			return false
 		}
-		ep = proto.CloneOf(ep)
+		ep = cloneEpisode(ep)
 		ep.Lease = extend(ep.Lease)
 		ep.WaitsFor, ep.WaitsSinceNs = h.WaitsFor, s.clock.NowNs-h.WaitsNs
 		s.episodes.Set(key, ep)
@@ -206,7 +206,7 @@ func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 		if !found || !holds(j.Lease, ref, h.Fence) {
 			return false
 		}
-		j = proto.CloneOf(j)
+		j = cloneJob(j)
 		j.Lease = extend(j.Lease)
 		s.jobs.Set(key, j)
 	case lease.KindGang:
@@ -276,13 +276,23 @@ func (s *State) adjust(host string, verifier bool, by int32) {
 	if !found {
 		return
 	}
-	n = proto.CloneOf(n)
+	n = cloneNode(n)
 	if verifier {
 		n.VerifiersReserved = max(0, n.VerifiersReserved+by)
 	} else {
 		n.AgentsReserved = max(0, n.AgentsReserved+by)
 	}
 	s.putNode(n)
+}
+
+// served reports whether a ready engine serves at least version v.
+func (s *State) served(v int64) bool {
+	found := false
+	s.nodes.Ascend(RoleEngine+"/", func(_ string, n *raftlog.Node) bool {
+		found = found || n.Role == RoleEngine && n.State == raftlog.NodeState_NODE_STATE_READY && n.Version >= v
+		return n.Role == RoleEngine && !found
+	})
+	return found
 }
 
 // engines returns the ready engines that serve at least version v, by name.

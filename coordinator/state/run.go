@@ -10,36 +10,20 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// cloneRun copies a run for change. Config and Spec never change and are shared: they are large.
-func cloneRun(r *raftlog.Run) *raftlog.Run {
-	c := &raftlog.Run{
-		Id: r.Id, SpecDigest: r.SpecDigest, Spec: r.Spec, Config: r.Config, State: r.State, Reason: r.Reason,
-		Lineage: r.Lineage, Head: r.Head, Live: r.Live, NextGroup: r.NextGroup,
-		Counters: proto.CloneOf(r.Counters), CreatedNs: r.CreatedNs, EndedNs: r.EndedNs,
-		ProgressNs: r.ProgressNs, Progress: r.Progress, BatchWaitNs: r.BatchWaitNs, Stopping: r.Stopping,
-		Best: r.Best, PausedNs: r.PausedNs,
-	}
-	for _, x := range r.Cursors {
-		c.Cursors = append(c.Cursors, proto.CloneOf(x))
-	}
-	for _, x := range r.Requeues {
-		c.Requeues = append(c.Requeues, proto.CloneOf(x))
-	}
-	for _, x := range r.Failures {
-		c.Failures = append(c.Failures, proto.CloneOf(x))
-	}
-	return c
-}
-
-// update changes a run through a function on a private copy.
+// update changes a run through a function on a private copy. The copy is made
+// once an entry: nobody outside sees it before Apply returns, and Apply itself
+// lets no pointer into it out.
 func (s *State) update(id string, change func(*raftlog.Run)) {
 	r, found := s.runs.Get(id)
 	if !found {
 		return
 	}
-	c := cloneRun(r)
-	change(c)
-	s.runs.Set(id, c)
+	if s.private[id] != r {
+		r = cloneRun(r)
+		s.private[id] = r
+		s.runs.Set(id, r)
+	}
+	change(r)
 }
 
 // ValidName reports whether a run id can be a key and a folder name.
@@ -235,7 +219,7 @@ func (s *State) endRun(id string, st raftlog.RunState, reason string) {
 	s.update(id, func(r *raftlog.Run) { r.State, r.Reason, r.EndedNs = st, reason, s.clock.NowNs })
 	r, _ = s.runs.Get(id)
 	s.emit(id, &raftlog.Event{Event: &raftlog.Event_RunEnded{RunEnded: &raftlog.RunEnded{
-		State: StateName(st), Reason: reason, Counters: r.Counters,
+		State: StateName(st), Reason: reason, Counters: proto.CloneOf(r.Counters),
 	}}})
 }
 

@@ -2,6 +2,7 @@ package state
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
+	"github.com/rlfleet/rlfleet/coordinator/lease"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -145,9 +147,32 @@ func TestForkIsIsolated(t *testing.T) {
 
 // Copies made by hand must not forget a field that a later version of a record adds.
 func TestHandMadeCopiesAreWhole(t *testing.T) {
-	r := &raftlog.Run{}
+	whole(t, cloneClock)
+	whole(t, cloneRun)
+	whole(t, cloneGroup)
+	whole(t, cloneEpisode)
+	whole(t, cloneJob)
+	whole(t, cloneNode)
+	whole(t, cloneLease)
+}
+
+func whole[M proto.Message](t *testing.T, clone func(M) M) {
+	t.Helper()
+	var none M
+	r := none.ProtoReflect().New().Interface().(M)
 	fill(r.ProtoReflect(), 0)
-	require.True(t, proto.Equal(r, cloneRun(r)))
+	require.True(t, proto.Equal(r, clone(r)), "%T", r)
+}
+
+func TestKeys(t *testing.T) {
+	for _, n := range []uint64{0, 1, 42, 999_999, 1_000_000, 999_999_999_999, 1_000_000_000_000, 1<<64 - 1} {
+		require.Equal(t, fmt.Sprintf("%020d", n), seqKey(n))
+		require.Equal(t, fmt.Sprintf("a/%012d", n), groupKey("a", n))
+		require.Equal(t, fmt.Sprintf("a/%012d", int64(n)), numberKey("a", int64(n)))
+		for _, i := range []int32{-1 << 31, -1, 0, 7, 999_999, 1_000_000, 1<<31 - 1} {
+			require.Equal(t, lease.Member("run", n, i), memberKey("run", n, i))
+		}
+	}
 }
 
 // fill sets every field of a message.

@@ -12,7 +12,6 @@ import (
 	"github.com/tidwall/btree"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/rlfleet/rlfleet/coordinator/lease"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -47,13 +46,15 @@ type State struct {
 	outbox   table[*raftlog.Event]
 
 	// Derived from the tables, kept by their put functions.
-	queue  set // episodes to lease, in the order they are leased
-	leased set // episodes under lease
-	ready  set // verify jobs to lease
-	judged set // verify jobs under lease
-	active set // training groups open, complete or assigned
+	queue  set                   // episodes to lease, in the order they are leased
+	leased set                   // episodes under lease
+	ready  set                   // verify jobs to lease
+	judged set                   // verify jobs under lease
+	active table[*raftlog.Group] // training groups open, complete or assigned
 	ended  table[string]
 	counts map[string]counts // by run
+
+	private map[string]*raftlog.Run // runs that the entry being applied has copied
 }
 
 // counts are the lengths of the derived sets, by run.
@@ -61,7 +62,7 @@ type counts struct{ queued, leased, jobs, judged, outstanding int }
 
 // New returns an empty state.
 func New() *State {
-	return &State{clock: &raftlog.Clock{NextFence: 1, NextEvent: 1}, counts: map[string]counts{}}
+	return &State{clock: &raftlog.Clock{NextFence: 1, NextEvent: 1}, counts: map[string]counts{}, private: map[string]*raftlog.Run{}}
 }
 
 // Fork returns a copy in O(1); afterwards each side changes alone.
@@ -87,6 +88,7 @@ func (s *State) Fork() *State {
 		active:   *s.active.Copy(),
 		ended:    *s.ended.Copy(),
 		counts:   make(map[string]counts, len(s.counts)),
+		private:  map[string]*raftlog.Run{},
 	}
 	for k, v := range s.counts {
 		f.counts[k] = v
@@ -101,7 +103,8 @@ func (s *State) Clock() *raftlog.Clock { return s.clock }
 // order. A proposal whose (client, sequence) was applied before returns the
 // stored result and changes nothing.
 func (s *State) Apply(e *raftlog.Entry) []*raftlog.Result {
-	clock := proto.CloneOf(s.clock)
+	clock := cloneClock(s.clock) // changed in place until this entry is done
+	clear(s.private)
 	clock.NowNs = max(clock.NowNs, e.NowNs)
 	stale := e.Term < clock.Term
 	clock.Term = max(clock.Term, e.Term)
@@ -202,10 +205,8 @@ func (s *State) grant(n *raftlog.Node) *raftlog.Lease {
 }
 
 func (s *State) mint() uint64 {
-	c := proto.CloneOf(s.clock)
-	f := c.NextFence
-	c.NextFence++
-	s.clock = c
+	f := s.clock.NextFence
+	s.clock.NextFence++
 	return f
 }
 
@@ -216,10 +217,8 @@ func holds(l *raftlog.Lease, n *raftlog.NodeRef, fence uint64) bool {
 
 // emit appends an event to the outbox and returns its sequence number.
 func (s *State) emit(run string, e *raftlog.Event) uint64 {
-	c := proto.CloneOf(s.clock)
-	e.Seq, e.AtNs, e.Run = c.NextEvent, c.NowNs, run
-	c.NextEvent++
-	s.clock = c
+	e.Seq, e.AtNs, e.Run = s.clock.NextEvent, s.clock.NowNs, run
+	s.clock.NextEvent++
 	s.outbox.Set(seqKey(e.Seq), e)
 	return e.Seq
 }
@@ -236,9 +235,8 @@ func (s *State) Outbox(limit int) []*raftlog.Event {
 
 // markMirrored drops events that are in the store, and the groups they ended with their episodes.
 func (s *State) markMirrored(m *raftlog.Mirrored) *raftlog.Result {
-	c := proto.CloneOf(s.clock)
+	c := s.clock
 	c.Mirrored = max(c.Mirrored, min(m.UpTo, c.NextEvent-1))
-	s.clock = c
 	limit := seqKey(c.Mirrored)
 	for {
 		k, _, found := s.outbox.Min()
@@ -257,11 +255,3 @@ func (s *State) markMirrored(m *raftlog.Mirrored) *raftlog.Result {
 	}
 	return ok()
 }
-
-func seqKey(n uint64) string { return fmt.Sprintf("%020d", n) }
-
-func groupKey(run string, id uint64) string { return fmt.Sprintf("%s/%012d", run, id) }
-
-func numberKey(run string, n int64) string { return fmt.Sprintf("%s/%012d", run, n) }
-
-func memberKey(run string, group uint64, index int32) string { return lease.Member(run, group, index) }

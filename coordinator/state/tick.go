@@ -143,8 +143,7 @@ func (s *State) expired(r *raftlog.Run, now int64) *raftlog.Group {
 	if r.Config.TtlNs <= 0 || r.State != raftlog.RunState_RUN_STATE_RUNNING {
 		return nil
 	}
-	for _, k := range under(&s.active, r.Id+"/") {
-		g, _ := s.groups.Get(k)
+	for _, g := range list(&s.active, r.Id+"/") {
 		if g.State == raftlog.GroupState_GROUP_STATE_COMPLETE && g.CompleteNs+r.Config.TtlNs <= now {
 			return g
 		}

@@ -109,7 +109,7 @@ func (s *State) finishPublish(f *raftlog.FinishPublish) *raftlog.Result {
 	}
 	s.setVersion(f.Run, f.Version, raftlog.VersionState_VERSION_STATE_LIVE, "")
 	for _, e := range s.engines(-1) {
-		e = proto.CloneOf(e)
+		e = cloneNode(e)
 		if slices.Contains(f.Served, e.Name) {
 			e.Version = f.Version
 		} else {

@@ -29,7 +29,7 @@ func (s *State) Work(run string) Work {
 	}
 	c := s.counts[run]
 	w.Jobs = min(c.jobs, s.sandboxes(true))
-	if r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Live >= 0 && len(s.engines(r.Live)) > 0 {
+	if r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Live >= 0 && s.served(r.Live) {
 		w.Episodes = c.queued
 		if free := int(r.Config.Concurrency) - c.leased; free > 0 {
 			w.Episodes += s.room(r) * int(r.Config.Envs[0].GroupSize) // of any env: a hint, but never 0 for some
@@ -42,7 +42,7 @@ func (s *State) Work(run string) Work {
 	if due {
 		p, busy := s.publish.Get(run)
 		w.Publish = s.versionState(run, v) != raftlog.VersionState_VERSION_STATE_REJECTED && r.State == raftlog.RunState_RUN_STATE_RUNNING &&
-			(!busy || p.Lease == nil) && len(s.engines(-1)) > 0
+			(!busy || p.Lease == nil) && s.served(-1)
 	}
 	if _, assigned := s.steps.Get(numberKey(run, r.Head)); assigned {
 		w.Batch = true
@@ -147,7 +147,7 @@ func (s *State) Alarms(run string) []*raftlog.Alarm {
 			alarm(n.name, n.text)
 		}
 	}
-	if r.Live >= 0 && s.readyNodes(RoleEngine) > 0 && len(s.engines(r.Live)) == 0 {
+	if r.Live >= 0 && s.readyNodes(RoleEngine) > 0 && !s.served(r.Live) {
 		alarm("no-live-engine", fmt.Sprintf("an engine that serves version %d: none does", r.Live))
 	}
 	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > 0.2*float64(c.EpisodesSettled) {
