@@ -20,10 +20,11 @@ type facts struct {
 	versions []byVersion // index is a version
 	verdicts map[string][2]int
 	ends     map[string]*ending
-	lost     map[string]int // attempts that ended without settling their member, by reason
-	groups   map[string]int // by outcome and reason
-	lag      []int          // trained episodes; index is the lag of the oldest token
-	straddle int            // of them with tokens of several versions
+	lost     map[string]int    // attempts that ended without settling their member, by reason
+	groups   map[string][2]int // by outcome and reason
+	began    int64             // versions up to here began an attempt
+	lag      []int             // trained episodes; index is the lag of the oldest token
+	straddle int               // of them with tokens of several versions
 
 	settled, sealed []moment // in the order of the log's groups, not of time
 	tokens          int64
@@ -58,7 +59,7 @@ func where(g *trajectory.Group) int {
 func collect(r *trajectory.Run) *facts {
 	f := &facts{
 		run: r, steps: map[uint64]int64{}, last: r.CreatedAt, verdicts: map[string][2]int{}, ends: map[string]*ending{},
-		lost: map[string]int{}, groups: map[string]int{},
+		lost: map[string]int{}, groups: map[string][2]int{}, began: 1,
 	}
 	for _, st := range r.Steps {
 		f.newest = st.Step + 1
@@ -99,7 +100,9 @@ func (f *facts) addGroup(g *trajectory.Group) {
 			what += ": " + g.End.Reason
 		}
 	}
-	f.groups[what]++
+	count := f.groups[what]
+	count[where(g)]++
+	f.groups[what] = count
 }
 
 func (f *facts) addAttempt(a *trajectory.Attempt) {
@@ -122,9 +125,11 @@ func (f *facts) addAttempt(a *trajectory.Attempt) {
 	}
 	e.attempts++
 	column := where(a.Group)
-	v := f.at(startVersion(a))
+	start := f.within(startVersion(a))
+	v := f.versions[start]
 	if column == 0 {
 		v.ends[reason]++
+		f.began = max(f.began, start+1)
 	}
 	if a.Settled == nil {
 		return
@@ -163,9 +168,9 @@ func (f *facts) addLag(a *trajectory.Attempt) {
 	}
 }
 
-// at returns the counts of a version; a version that was rolled back counts with the newest.
-func (f *facts) at(version int64) byVersion {
-	return f.versions[min(max(version, 0), int64(len(f.versions)-1))]
+// within counts what a version began that was rolled back with the newest one.
+func (f *facts) within(version int64) int64 {
+	return min(max(version, 0), int64(len(f.versions)-1))
 }
 
 // startVersion is the version that began an attempt: that of its oldest token,

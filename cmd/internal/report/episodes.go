@@ -142,7 +142,7 @@ func (f *facts) show(ctx context.Context, c choice, words vocabulary) (episode, 
 	if a.Settled != nil {
 		e.Verdict = verdictClass(a.Settled.Verdict)
 	}
-	e.Facts = append(e.Facts, "task "+a.Group.Task.GetId(), fmt.Sprintf("group %d, member %d of %d", a.Group.Group, a.Index, a.Group.Size))
+	e.Facts = append(e.Facts, "task "+a.Group.Task.GetId(), fmt.Sprintf("group %d, member %d of %d", a.Group.Group, a.Index+1, a.Group.Size))
 	row, err := f.run.EpisodeRow(ctx, a)
 	if err != nil {
 		return e, err
@@ -306,7 +306,7 @@ func showTokens(s *trajectory.Step, c colours, words vocabulary) []token {
 			t.Class, version = c.class[v], fmt.Sprintf(", version %d", v)
 		}
 		lp := float64(s.Logprobs[n])
-		t.Title = fmt.Sprintf("token %d%s\nlog-probability %.3f (%.1f %%)", id, version, lp, 100*math.Exp(lp))
+		t.Title = fmt.Sprintf("token %d%s\nlog-probability %.3f (%.1f\u00a0%%)", id, version, lp, 100*math.Exp(lp))
 		switch p := math.Exp(lp); {
 		case p < 0.1:
 			t.Doubt = "d3"

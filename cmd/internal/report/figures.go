@@ -9,8 +9,12 @@ import (
 	"github.com/rlfleet/rlfleet/trainer"
 )
 
-// bars is about how many bars fit side by side.
-const bars = 60
+// What fits side by side: bars, points of a line, evaluations. Longer runs are shown by means over equal parts.
+const (
+	bars   = 60
+	points = 240
+	shown  = 40
+)
 
 func (f *facts) figures() []section {
 	sections := []section{
@@ -27,16 +31,42 @@ func (f *facts) versionAxis(ticks int) axis {
 	return newAxis("version", 0, float64(max(f.newest, 1)), ticks, true)
 }
 
-// metric returns one metric of all steps, with the version that each trained from; NaN where it was not measured.
+// metric returns one metric by the version that each step trained from; NaN
+// where it was not measured. Of many steps it returns means over equal parts, of lag_max the greatest.
 func (f *facts) metric(name string) (xs, ys []float64) {
-	for _, s := range f.run.Steps {
-		v, ok := s.Metrics[name]
-		if !ok {
-			v = math.NaN()
+	steps := f.run.Steps
+	n := min(len(steps), points)
+	for i := range n {
+		part := steps[i*len(steps)/n : (i+1)*len(steps)/n]
+		sum, k, most := 0.0, 0, math.Inf(-1)
+		for _, s := range part {
+			if v, ok := s.Metrics[name]; ok {
+				sum, k, most = sum+v, k+1, max(most, v)
+			}
 		}
-		xs, ys = append(xs, float64(s.Step)), append(ys, v)
+		y := math.NaN()
+		switch {
+		case k > 0 && name == trainer.LagMax:
+			y = most
+		case k > 0:
+			y = sum / float64(k)
+		}
+		xs, ys = append(xs, float64(part[0].Step)), append(ys, y)
 	}
 	return xs, ys
+}
+
+// some returns at most about n of a list, evenly spaced, with its first and its last.
+func some[T any](list []T, n int) []T {
+	every := (len(list) + n - 1) / n
+	if every <= 1 {
+		return list
+	}
+	var out []T
+	for i := 0; i < len(list)-1; i += every {
+		out = append(out, list[i])
+	}
+	return append(out, list[len(list)-1])
 }
 
 func (f *facts) reward() figure {
@@ -80,7 +110,7 @@ func (f *facts) reward() figure {
 	for i, s := range suites {
 		class := []string{"c8", "c5", "c3"}[i%3]
 		var ex, ey []float64
-		for _, e := range by[s] {
+		for _, e := range some(by[s], shown) {
 			if e.Scored > 0 {
 				ex, ey = append(ex, float64(e.Version)), append(ey, e.Reward)
 			}
@@ -97,7 +127,7 @@ func (f *facts) reward() figure {
 
 // bins cuts the versions into at most about sixty ranges of equal length.
 func (f *facts) bins() (from []float64) {
-	n := int64(len(f.versions))
+	n := f.began
 	width := max((n+bars-1)/bars, 1)
 	for v := int64(0); v < n; v += width {
 		from = append(from, float64(v))
@@ -116,7 +146,7 @@ func (f *facts) count(from []float64, of func(byVersion) int) []int {
 	return out
 }
 
-func (f *facts) barAxis() axis { return newAxis("version", 0, float64(len(f.versions)), 8, true) }
+func (f *facts) barAxis() axis { return newAxis("version", 0, float64(f.began), 8, true) }
 
 func (f *facts) verdictChart() figure {
 	from := f.bins()

@@ -9,8 +9,10 @@ package report
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"embed"
+	"encoding/json"
 	"fmt"
 	"html/template"
 	"io"
@@ -31,7 +33,7 @@ func Write(ctx context.Context, s store.ObjectStore, run string, w io.Writer) er
 		return fmt.Errorf("report: %s: %w", run, err)
 	}
 	f := collect(r)
-	p := page{Head: f.header(), Tiles: f.tiles(), Figures: f.figures(), Tables: f.tables(), Spec: string(r.Spec)}
+	p := page{Head: f.header(), Tiles: f.tiles(), Figures: f.figures(), Tables: f.tables(), Spec: spec(r.Spec)}
 	if p.Episodes, err = f.episodes(ctx, s); err != nil {
 		return fmt.Errorf("report: %s: %w", run, err)
 	}
@@ -52,6 +54,15 @@ func Write(ctx context.Context, s store.ObjectStore, run string, w io.Writer) er
 		return fmt.Errorf("report: %s: %w", run, err)
 	}
 	return nil
+}
+
+// spec renders the canonical JSON of an experiment for reading, and anything else as it is.
+func spec(b []byte) string {
+	var out bytes.Buffer
+	if json.Indent(&out, b, "", "  ") != nil {
+		return string(b)
+	}
+	return out.String()
 }
 
 // page is what page.html shows.

@@ -51,7 +51,7 @@ func TestReportSaysWhatHappened(t *testing.T) {
 		require.True(t, strings.Contains(said, want), want)
 	}
 	require.Regexp(t, `consumed 36 \d`, said, "9 steps of 4 groups")
-	require.Regexp(t, `title="token \d+, version \d+\nlog-probability -\d\.\d+ \(\d+\.\d %\)"`, page)
+	require.Regexp(t, `title="token \d+, version \d+\nlog-probability -\d\.\d+ \(\d+\.\d\x{a0}%\)"`, page)
 	require.Regexp(t, `<span class="tok v2[^"]*" title="token \d+, version `, page, "two versions, two colours")
 	for _, bad := range []string{"NaN", "Inf", "%!", "nothing recorded", ">-0<", "ZgotmplZ"} {
 		require.NotContains(t, page, bad)
@@ -94,6 +94,24 @@ func TestReportOfAnUnfinishedRun(t *testing.T) {
 	require.Contains(t, said, "run files-1 of experiment files-1", "a spec that cannot be read names nothing")
 	require.Contains(t, said, "nothing recorded")
 	require.Contains(t, said, "No training episode with messages has settled.")
+}
+
+// A long run makes no longer page: its charts show means.
+func TestReportOfALongRun(t *testing.T) {
+	s := &simulation{steps: 500, groups: 1, size: 2, evalEvery: 5, episodes: 1, spec: testSpec}
+	page := write(t, s.make(t))
+	require.Less(t, strings.Count(page, `class="hover"`), 15*points)
+	said := text(page)
+	require.Contains(t, said, "35 of 101, evenly spaced")
+	require.Contains(t, said, "version 0 to 8 ")
+}
+
+func TestSome(t *testing.T) {
+	list := []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}
+	require.Equal(t, list, some(list, 10))
+	require.Equal(t, []int{0, 2, 4, 6, 8, 9}, some(list, 9))
+	require.Equal(t, []int{0, 9}, some(list, 1))
+	require.Empty(t, some([]int{}, 3))
 }
 
 // What cannot be read is said, and the rest is shown.

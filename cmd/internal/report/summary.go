@@ -80,15 +80,17 @@ func (f *facts) tiles() []tile {
 	for _, n := range f.lost {
 		lost += n
 	}
-	pace := ""
-	if s := wall.Seconds(); s > 0 {
-		pace = fmt.Sprintf("%s a second", number(float64(len(f.settled))/s))
+	pace := func(n int64) string {
+		if wall <= 0 {
+			return ""
+		}
+		return number(float64(n)/wall.Seconds()) + " a second"
 	}
 	return append(out,
 		tile{"steps", fmt.Sprintf("%d of %d", len(f.run.Steps), f.run.Config.Steps), "each makes one version"},
 		tile{"wall time", duration(wall), "by the run's own clock"},
-		tile{"episodes", grouped(int64(len(f.settled))), pace},
-		tile{"tokens sampled", grouped(f.tokens), fmt.Sprintf("%d of %s evaluation episodes", f.members[1], grouped(int64(f.members[0]+f.members[1])))},
+		tile{"episodes", grouped(int64(len(f.settled))), fmt.Sprintf("%s, %s of them for evaluation", pace(int64(len(f.settled))), grouped(int64(f.members[1])))},
+		tile{"tokens sampled", grouped(f.tokens), pace(f.tokens)},
 		tile{"largest lag", fmt.Sprint(max(len(f.lag)-1, 0)), fmt.Sprintf("versions; %d allowed", f.run.Config.LagMax)},
 		tile{"attempts repeated", grouped(int64(lost)), "lost, none counted as a reward"},
 		tile{"trained twice", fmt.Sprint(f.twice), "groups"},
@@ -139,17 +141,19 @@ func (f *facts) endTable() table {
 }
 
 func (f *facts) groupTable() table {
-	t := table{Title: "What became of the groups", Columns: []string{"outcome", "groups", "share"}, Empty: "No group was admitted."}
+	t := table{Title: "What became of the groups", Columns: []string{"outcome", "training", "share", "evaluation", "share"}, Empty: "No group was admitted."}
 	var names []string
-	total := 0
+	var total [2]int
 	for name, n := range f.groups {
-		names, total = append(names, name), total+n
+		names = append(names, name)
+		total[0], total[1] = total[0]+n[0], total[1]+n[1]
 	}
 	slices.SortFunc(names, func(a, b string) int {
-		return cmp.Or(cmp.Compare(f.groups[b], f.groups[a]), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(f.groups[b][0], f.groups[a][0]), cmp.Compare(a, b))
 	})
 	for _, name := range names {
-		t.Rows = append(t.Rows, []string{words(name), grouped(int64(f.groups[name])), percent(f.groups[name], total)})
+		n := f.groups[name]
+		t.Rows = append(t.Rows, []string{words(name), grouped(int64(n[0])), percent(n[0], total[0]), grouped(int64(n[1])), percent(n[1], total[1])})
 	}
 	return t
 }
@@ -158,7 +162,11 @@ func (f *facts) evalTable() table {
 	t := table{Title: "Evaluations", Columns: []string{"suite", "version", "mean reward", "passed", "scored", "planned"}, Empty: "Nothing was evaluated."}
 	suites, by := f.evals()
 	for _, s := range suites {
-		for _, e := range by[s] {
+		list := some(by[s], shown)
+		if len(list) < len(by[s]) {
+			t.Note = fmt.Sprintf("%d of %d, evenly spaced", len(list), len(by[s]))
+		}
+		for _, e := range list {
 			reward := "–"
 			if e.Scored > 0 {
 				reward = fmt.Sprintf("%.3f", e.Reward)
@@ -176,7 +184,7 @@ func percent(n, of int) string {
 	if of == 0 {
 		return "–"
 	}
-	return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(of))
+	return fmt.Sprintf("%.1f\u00a0%%", 100*float64(n)/float64(of))
 }
 
 // short is the beginning of a digest, enough to recognise it.
