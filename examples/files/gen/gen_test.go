@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -193,6 +194,13 @@ func corpus(t *testing.T, args ...string) [][]turn {
 	return out
 }
 
+// What turns of the corpus look like.
+var (
+	asks    = regexp.MustCompile(`^read F[0-7]$`)
+	says    = regexp.MustCompile(`^(ls|cat F[0-7]|answer \d)$`)
+	replies = regexp.MustCompile(`^(\d|F\d(\nF\d){3}|cat: F\d: No such file or directory)$`)
+)
+
 // TestCorpus checks the scripted policy's promises on what it wrote: valid
 // syntax, answers that repeat a digit seen, mostly looking first, and a choice
 // of file that is independent of the target.
@@ -203,7 +211,7 @@ func TestCorpus(t *testing.T) {
 	reads, ofTarget, looks, lookedTarget, blind, answers := 0, 0, 0, 0, 0, 0
 	for _, turns := range episodes {
 		require.Equal(t, "user", turns[0].Role)
-		require.Regexp(t, `^read F[0-7]$`, turns[0].Content)
+		require.Regexp(t, asks, turns[0].Content)
 		target := strings.Fields(turns[0].Content)[1]
 		require.Equal(t, "assistant", turns[len(turns)-1].Role)
 		require.LessOrEqual(t, len(turns), 2*maxTurns)
@@ -212,7 +220,7 @@ func TestCorpus(t *testing.T) {
 		for i, x := range turns[1:] {
 			require.Equal(t, []string{"assistant", "tool"}[i%2], x.Role)
 			if x.Role == "tool" {
-				require.Regexp(t, `^(\d|F\d(\nF\d){3}|cat: F\d: No such file or directory)$`, x.Content)
+				require.Regexp(t, replies, x.Content)
 				if len(x.Content) == 1 {
 					seen = append(seen, x.Content)
 				}
@@ -221,7 +229,7 @@ func TestCorpus(t *testing.T) {
 				}
 				continue
 			}
-			require.Regexp(t, `^(ls|cat F[0-7]|answer \d)$`, x.Content)
+			require.Regexp(t, says, x.Content)
 			if name, ok := strings.CutPrefix(x.Content, "cat "); ok {
 				reads++
 				if name == target {
