@@ -19,7 +19,7 @@ import (
 
 func trajCommand() *cobra.Command {
 	c := &cobra.Command{Use: "traj", Short: "List, show and verify what a run recorded. Needs only the storage."}
-	c.AddCommand(trajList(), trajShow(), trajVerify())
+	c.AddCommand(trajList(), trajShow(), trajVerify(), trajReplay())
 	return c
 }
 

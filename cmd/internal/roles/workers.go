@@ -15,7 +15,6 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	"github.com/rlfleet/rlfleet/rollout"
 	"github.com/rlfleet/rlfleet/trainer"
-	"github.com/rlfleet/rlfleet/trainer/objective"
 	tinytrainer "github.com/rlfleet/rlfleet/trainer/tiny"
 	"github.com/rlfleet/rlfleet/trajectory"
 	"github.com/rlfleet/rlfleet/verifier"
@@ -110,12 +109,8 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	cfg := trainer.DefaultConfig(p.Run)
-	cfg.LagMax, cfg.Writer = int64(spec.Lag.Max), p.Build
-	cfg.Advantage = objective.Estimator{Kind: spec.Trainer.Algorithm.Advantage.Kind, Std: spec.Trainer.Algorithm.Advantage.Std}
-	for _, e := range spec.Envs {
-		cfg.ContextOnly = append(cfg.ContextOnly, e.Agent.Branches == "context")
-	}
+	cfg := workerConfig(p.Run, &spec)
+	cfg.Writer = p.Build
 	s, err := p.session(ctx, "trainer", p.Name+"-trainer")
 	if err != nil {
 		return err
