@@ -3,6 +3,7 @@ package progress
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
 // Line renders a status on one line, for output that is not a terminal. The
@@ -42,7 +43,11 @@ func Line(s Status) string {
 	add("pass %d fail %d indet %d lag %d", s.Pass, s.Fail, s.Indeterminate, s.LagMax)
 	add("%s ep/s %s tok/s sandboxes %d", short(s.EpisodesPerSecond), short(s.TokensPerSecond), s.Sandboxes)
 	if s.WaitsFor != "" {
-		add("waits for %s (%s)", s.WaitsFor, took(s.Since))
+		what, _, _ := strings.Cut(oneLine(s.WaitsFor), ";") // what follows is detail, and changes from line to line
+		add("waits for %s", what)
+		if s.Since >= time.Second {
+			add("(%s)", took(s.Since))
+		}
 	}
 	if s.ETA > 0 {
 		add("eta %s", took(s.ETA))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"strings"
+	"time"
 
 	"charm.land/lipgloss/v2"
 )
@@ -189,7 +190,7 @@ func (p palette) rate(s Status) string {
 }
 
 // patience is how long a wait is normal.
-const patience = 15 // seconds
+const patience = 15 * time.Second
 
 // waits says what the run waits for on one or two lines.
 func (p palette) waits(s Status, width int) []string {
@@ -197,11 +198,11 @@ func (p palette) waits(s Status, width int) []string {
 		return []string{p.dim.Render("-")}
 	}
 	style := lipgloss.NewStyle()
-	if s.Since.Seconds() > patience {
+	if s.Since > patience {
 		style = p.warn
 	}
 	since := ""
-	if s.Since > 0 {
+	if s.Since >= time.Second {
 		since = " · " + took(s.Since)
 	}
 	lines := wrap(oneLine(s.WaitsFor)+since, width)

@@ -35,6 +35,8 @@ func TestLine(t *testing.T) {
 	require.Equal(t, "step 40/150 version 40 live 40 reward 0.34 eval 0.41@40 pass 112 fail 398 indet 0 lag 1 212 ep/s 3.1k tok/s sandboxes 24 waits for groups: 12 of 16 complete (4s) eta 1m10s", Line(newStatus()))
 	require.Equal(t, "paused step 0/150 version 0 pass 0 fail 0 indet 0 lag 0 0 ep/s 0 tok/s sandboxes 0", Line(Status{State: "paused", Steps: 150, Live: -1}))
 	s := newStatus()
+	s.WaitsFor, s.Since = "episodes (9 queued); the oldest is 7/1", time.Millisecond
+	require.Contains(t, Line(s), " waits for episodes (9 queued) eta ")
 	s.Evals = append(s.Evals, Eval{Suite: "other", Version: 40, Reward: math.NaN(), Done: true}, Eval{Suite: "held-out", Version: 50, Reward: 0.9})
 	require.Contains(t, Line(s), " eval held-out 0.41@40 eval other -@40 ", "what runs is not shown as a result")
 }
