@@ -3,11 +3,13 @@ package coordinator
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -81,4 +83,28 @@ func chainEnd(ctx context.Context, s ManifestStore, run string) (uint64, error) 
 		return m.Last, nil
 	}
 	return 0, nil
+}
+
+// errOtherHistory is seen by people only: nothing but another storage helps.
+var errOtherHistory = errors.New("the store holds another coordinator's history of this run: use another storage, or remove the run's folder from this one")
+
+// sameHistory checks that a chain in the store that ends with event end is what
+// this state made: either the next event follows it, or it is in it. A run's
+// first event not yet mirrored always begins an object.
+func sameHistory(ctx context.Context, s ManifestStore, run string, next *raftlog.Event, end uint64) error {
+	if next.Seq > end {
+		if next.GetRunCreated() != nil {
+			return fmt.Errorf("coordinator: mirror %s: %w", run, errOtherHistory)
+		}
+		return nil
+	}
+	found, err := readManifest(ctx, s, ManifestKey(run, next.Seq))
+	if err != nil {
+		return fmt.Errorf("%w: %w", err, errOtherHistory)
+	}
+	e := &raftlog.Event{}
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(found.Events[0], e); err != nil || !proto.Equal(e, next) {
+		return fmt.Errorf("coordinator: mirror %s: event %d differs: %w", run, next.Seq, errOtherHistory)
+	}
+	return nil
 }

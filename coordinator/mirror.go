@@ -132,8 +132,14 @@ func (m *mirror) round(ctx context.Context, ends map[string]uint64, commit func(
 
 // write appends a run's events to its chain of objects, after what is there already.
 func (m *mirror) write(ctx context.Context, run string, events []*raftlog.Event, ends map[string]uint64) error {
+	if events[0].GetRunCreated() != nil {
+		delete(ends, run) // a name may come back after its run was removed
+	}
 	if _, known := ends[run]; !known {
 		end, err := chainEnd(ctx, m.store, run)
+		if err == nil && end > 0 {
+			err = sameHistory(ctx, m.store, run, events[0], end)
+		}
 		if err != nil {
 			return err
 		}

@@ -182,6 +182,43 @@ func TestMirrorContinuesAfterACrash(t *testing.T) {
 	})
 }
 
+// A store that knows this run from another coordinator is never continued, and nothing in it is taken for ours.
+func TestMirrorRefusesAnotherHistory(t *testing.T) {
+	old := newMirrorBench(t, newMemoryStore())
+	old.seq = 100 // at other moments
+	old.apply(t, createRun("x"))
+	old.apply(t, createRun("r"))
+	require.NoError(t, old.round(t.Context(), map[string]uint64{}, old.commit))
+	for name, runs := range map[string][]string{
+		"older sequence numbers": {"r"},
+		"the same":               {"y", "r"},
+		"newer":                  {"y", "z", "r"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newMirrorBench(t, old.store)
+			for _, run := range runs {
+				b.apply(t, createRun(run))
+			}
+			require.ErrorIs(t, b.write(t.Context(), "r", onlyRun(b.state.Outbox(9), "r"), map[string]uint64{}), errOtherHistory)
+			require.Len(t, b.store.events(t, "r"), 1)
+		})
+	}
+}
+
+// The name of a removed run whose objects were deleted begins a new chain.
+func TestMirrorOfARecreatedRun(t *testing.T) {
+	b := newMirrorBench(t, newMemoryStore())
+	ends := map[string]uint64{}
+	for range 2 {
+		b.apply(t, createRun("r"))
+		b.apply(t, cancelRun("r"))
+		require.NoError(t, b.round(t.Context(), ends, b.commit))
+		require.GreaterOrEqual(t, len(b.store.events(t, "r")), 2)
+		b.apply(t, &raftlog.Op{Op: &raftlog.Op_ControlRun{ControlRun: &raftlog.ControlRun{Id: "r", Action: "remove"}}})
+		clear(b.store.objects)
+	}
+}
+
 func onlyRun(events []*raftlog.Event, run string) (out []*raftlog.Event) {
 	for _, e := range events {
 		if e.Run == run {
