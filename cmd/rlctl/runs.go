@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/rlfleet/rlfleet/cmd/internal/report"
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
 	"github.com/rlfleet/rlfleet/coordinator"
 	"github.com/rlfleet/rlfleet/coordinator/state"
@@ -29,7 +31,7 @@ func runsCommand() *cobra.Command {
 	} {
 		c.AddCommand(runsControl(a.action, a.short))
 	}
-	c.AddCommand(runsRemove())
+	c.AddCommand(runsReport(), runsRemove())
 	return c
 }
 
@@ -318,6 +320,36 @@ func (f *storageFlag) proposeAlone(ctx context.Context, op *raftlog.ControlRun) 
 		err = fmt.Errorf("%s %s: %s", op.Action, op.Id, res.Message)
 	}
 	return errors.Join(err, n.Close())
+}
+
+func runsReport() *cobra.Command {
+	var at storageFlag
+	var out string
+	c := &cobra.Command{
+		Use: "report [RUN]", Short: "Write the report of a run as one self-contained page (default: the newest run).", Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, err := at.runArg(cmd.Context(), args)
+			if err != nil {
+				return err
+			}
+			objects, err := at.objects()
+			if err != nil {
+				return err
+			}
+			f, err := os.Create(out)
+			if err != nil {
+				return err
+			}
+			if err := errors.Join(report.Write(cmd.Context(), objects, run, f), f.Close()); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "report of %s -> %s\n", run, out)
+			return nil
+		},
+	}
+	at.add(c)
+	c.Flags().StringVar(&out, "out", "report.html", "file to write")
+	return c
 }
 
 func runsRemove() *cobra.Command {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/progress"
+	"github.com/rlfleet/rlfleet/cmd/internal/report"
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/state"
@@ -266,6 +267,15 @@ func (s *session) exportBest(ctx context.Context, c *client.Client, run *raftlog
 	return "", nil
 }
 
+// writeReport makes report.html beside the run's step log.
 func (s *session) writeReport(ctx context.Context, path string) error {
-	return nil
+	f, err := os.Create(path + ".partial")
+	if err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	err = report.Write(ctx, s.store, s.run, f)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write the report: %w", err)
+	}
+	return os.Rename(path+".partial", path)
 }
