@@ -134,6 +134,23 @@ func TestNothingScoredIsNotBest(t *testing.T) {
 	require.False(t, m.r().Stopping, "nothing was measured")
 }
 
+// A task whose episodes never end is left out; the run does not wait for it for ever.
+func TestEvaluationThatNeverEnds(t *testing.T) {
+	m := fleet(t, suite(0, 2), func(c *raftlog.RunConfig) { c.EpisodeDeadlineNs, c.NoProgressNs = 300*second, 400*second })
+	for i := range 3 {
+		grants := m.lease(2)
+		require.Equal(t, "held-out", grants[0].Suite)
+		require.Equal(t, "held-out", grants[1].Suite, "try %d", i)
+		m.advance(305 * second)
+	}
+	e := m.s.Evals(m.run)[0]
+	require.True(t, e.Done)
+	require.Zero(t, e.Scored)
+	require.Empty(t, m.r().Failures)
+	require.Equal(t, raftlog.RunState_RUN_STATE_RUNNING, m.r().State)
+	require.Empty(t, m.lease(1)[0].Suite)
+}
+
 // stopWhen: no more groups, the assigned batch is trained, the last version is evaluated, and the run has succeeded.
 func TestStopWhen(t *testing.T) {
 	m := fleet(t, suite(2, 0), func(c *raftlog.RunConfig) { c.Steps, c.StopEvalReward = 50, proto.Float64(0.9) })

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -143,6 +144,35 @@ func TestForkIsIsolated(t *testing.T) {
 	other.mirrorAll()
 	require.Equal(t, was, dump(t, m.s), "the fork moved, the original did not")
 	requireConsistent(t, m.s)
+}
+
+// Readers share a fork while the state goes on; the race detector watches.
+func TestReadersOfAFork(t *testing.T) {
+	m := busy(t)
+	var readers sync.WaitGroup
+	for range 50 {
+		fork := m.s.Fork()
+		for range 2 {
+			readers.Go(func() {
+				fork.Work(m.run)
+				fork.Why(m.run)
+				fork.Due(m.now)
+				fork.Outbox(10)
+				fork.Records(func(r *raftlog.Record) bool {
+					_, err := proto.Marshal(r)
+					return err == nil
+				})
+			})
+		}
+		m.now += second
+		m.bare(heartbeat(m.s, m.s.Nodes()[0]))
+		m.bare(&raftlog.Op{Op: &raftlog.Op_Tick{Tick: &raftlog.Tick{}}})
+		for _, n := range m.s.Nodes() {
+			m.register(n.Role, n.Name, n.Incarnation+1)
+		}
+		m.leaseBare(1)
+	}
+	readers.Wait()
 }
 
 // Copies made by hand must not forget a field that a later version of a record adds.

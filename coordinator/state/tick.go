@@ -101,6 +101,9 @@ func (s *State) expireLeases(r *raftlog.Run, now int64) {
 		}
 		if why := leaseOverdue(ep.Lease, d, now); why != "" {
 			s.loseAttempt(ep, why, "its worker waited for "+ep.WaitsFor)
+			if why == outcome.PlatformWait {
+				s.giveUpEvaluation(ep)
+			}
 		}
 	}
 	for _, k := range under(&s.judged, r.Id+"/") {
@@ -119,6 +122,27 @@ func (s *State) expireLeases(r *raftlog.Run, now int64) {
 		p = proto.CloneOf(p)
 		p.Lease = nil
 		s.publish.Set(r.Id, p)
+	}
+}
+
+// giveUpEvaluation counts an attempt that ran out of time against a member of
+// an evaluation. Training groups have the batch's deadline; an evaluation must
+// end by itself, without the member that never does.
+func (s *State) giveUpEvaluation(ep *raftlog.Episode) {
+	g, found := s.groups.Get(groupKey(ep.Run, ep.Group))
+	if !found || g.Suite == "" {
+		return
+	}
+	s.update(ep.Run, func(r *raftlog.Run) {
+		r.ProgressNs, r.Progress = s.clock.NowNs, fmt.Sprintf("an evaluation episode ran out of time (%d/%d)", ep.Group, ep.Index)
+	})
+	r, _ := s.runs.Get(ep.Run)
+	ep, _ = s.episodes.Get(memberKey(ep.Run, ep.Group, ep.Index))
+	ep = cloneEpisode(ep)
+	ep.Failures++
+	s.putEpisode(ep)
+	if ep.Failures >= r.Config.Envs[g.Env].MaxAttempts {
+		s.settleUnscored(ep, false)
 	}
 }
 
