@@ -8,7 +8,8 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// joinGang makes a trainer the gang of a run. A new gang fences the old one; it gets the same batch again.
+// joinGang makes a trainer the gang of a run. A new gang fences the old one, also
+// its own trainer's, and gets the same batch again.
 func (s *State) joinGang(j *raftlog.JoinGang) *raftlog.Result {
 	n := s.node(RoleTrainer, j.GetNode())
 	if n == nil {
@@ -23,7 +24,7 @@ func (s *State) joinGang(j *raftlog.JoinGang) *raftlog.Result {
 	}
 	g := &raftlog.Gang{Run: j.Run}
 	if old, is := s.gangs.Get(j.Run); is {
-		if old.Lease != nil && (old.Lease.Holder != n.Name || old.Lease.Incarnation == n.Incarnation) {
+		if old.Lease != nil && old.Lease.Holder != n.Name {
 			return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s has a gang: %s holds it", r.Id, old.Lease.Holder))
 		}
 		g.Epoch = old.Epoch

@@ -22,7 +22,7 @@ func TestJoinGang(t *testing.T) {
 	first := m.join()
 	require.EqualValues(t, 1, first.Epoch)
 	require.Equal(t, "m0", first.Manifest)
-	require.Equal(t, raftlog.Code_CODE_CONFLICT, m.joinResult().Code, "its own lease still runs")
+	require.EqualValues(t, 2, m.join().Epoch, "a trainer that joins again fences what it was")
 	m.register(RoleTrainer, "trainer-2", 1)
 	r := m.joinResult()
 	require.Equal(t, raftlog.Code_CODE_CONFLICT, r.Code)
@@ -38,6 +38,7 @@ func TestJoinGang(t *testing.T) {
 // A gang that comes back gets the same batch; the lost one can commit nothing.
 func TestGangComesBackToTheSameBatch(t *testing.T) {
 	for name, lose := range map[string]func(*machine){
+		"joined again":    func(*machine) {},
 		"re-registered":   func(m *machine) { m.register(RoleTrainer, "trainer-1", 2) },
 		"lease ran out":   func(m *machine) { m.advance(LeaseTTL, "gang/r") },
 		"left in order":   func(m *machine) { m.leave(RoleTrainer); m.register(RoleTrainer, "trainer-1", 2) },
