@@ -38,7 +38,6 @@ func TestJoinGang(t *testing.T) {
 // A gang that comes back gets the same batch; the lost one can commit nothing.
 func TestGangComesBackToTheSameBatch(t *testing.T) {
 	for name, lose := range map[string]func(*machine){
-		"joined again":    func(*machine) {},
 		"re-registered":   func(m *machine) { m.register(RoleTrainer, "trainer-1", 2) },
 		"lease ran out":   func(m *machine) { m.advance(LeaseTTL, "gang/r") },
 		"left in order":   func(m *machine) { m.leave(RoleTrainer); m.register(RoleTrainer, "trainer-1", 2) },
