@@ -128,7 +128,9 @@ func generate(t *testing.T, s Subject, r engine.Request) engine.Response {
 	return out
 }
 
-// flipping goes round the versions, staging and flipping, until stop is closed; then it reports.
+// flipping goes round the versions, staging and flipping, until stop is closed;
+// then it reports. Between two flips it samples a few tokens itself, so that the
+// pace is the engine's own and running continuations get on.
 func flipping(t *testing.T, s Subject, versions int, stop <-chan struct{}) <-chan error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -147,6 +149,10 @@ func flipping(t *testing.T, s Subject, versions int, stop <-chan struct{}) <-cha
 				return
 			}
 			if err := s.Engine.Flip(ctx, v); err != nil {
+				done <- err
+				return
+			}
+			if _, err := s.Engine.Generate(ctx, ask(5000+i, 20)); err != nil {
 				done <- err
 				return
 			}
