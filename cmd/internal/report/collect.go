@@ -14,7 +14,6 @@ type facts struct {
 	run    *trajectory.Run
 	newest int64            // newest committed version
 	steps  map[uint64]int64 // surviving step that consumed a group
-	twice  int              // groups consumed by more than one of them
 	last   time.Time        // log time of the last thing known
 
 	versions []byVersion // index is a version
@@ -65,9 +64,6 @@ func collect(r *trajectory.Run) *facts {
 		f.newest = st.Step + 1
 		f.note(st.CommittedAt)
 		for _, g := range st.Groups {
-			if _, again := f.steps[g]; again {
-				f.twice++
-			}
 			f.steps[g] = st.Step
 		}
 	}

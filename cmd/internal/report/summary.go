@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/rlfleet/rlfleet/cmd/internal/progress"
 	"github.com/rlfleet/rlfleet/experiment"
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -76,6 +77,7 @@ func (f *facts) tiles() []tile {
 		out = append(out, tile{"reward", "–", "not evaluated"})
 	}
 	wall := f.last.Sub(f.run.CreatedAt)
+	gone, twice := progress.Audit(f.run)
 	lost := 0
 	for _, n := range f.lost {
 		lost += n
@@ -93,7 +95,7 @@ func (f *facts) tiles() []tile {
 		tile{"tokens sampled", grouped(f.tokens), pace(f.tokens)},
 		tile{"largest lag", fmt.Sprint(max(len(f.lag)-1, 0)), fmt.Sprintf("versions; %d allowed", f.run.Config.LagMax)},
 		tile{"attempts repeated", grouped(int64(lost)), "lost, none counted as a reward"},
-		tile{"trained twice", fmt.Sprint(f.twice), "groups"},
+		tile{"lost · trained twice", fmt.Sprintf("%d · %d", gone, twice), "sealed episodes · groups"},
 	)
 }
 
