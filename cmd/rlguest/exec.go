@@ -131,7 +131,7 @@ func (r *run) spawn() *guest.Failure {
 		}
 	}
 	r.start = time.Now()
-	r.pid, r.pidfd, err = c.spawn()
+	r.pid, r.pidfd, err = c.spawn(r.s.into)
 	return r.started(err)
 }
 

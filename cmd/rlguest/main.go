@@ -18,6 +18,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -27,23 +28,32 @@ func main() {
 		hold()
 		return
 	}
-	fds := make([]int, 0, 4)
-	for _, a := range os.Args[min(2, len(os.Args)):] {
-		fd, err := strconv.Atoi(a)
+	if len(os.Args) < 3 || os.Args[1] != "serve" {
+		usage()
+	}
+	number := func(a string) int {
+		n, err := strconv.Atoi(a)
 		if err != nil {
 			usage()
 		}
-		fds = append(fds, fd)
+		return n
 	}
-	if len(os.Args) < 3 || os.Args[1] != "serve" {
-		usage()
+	control, groups := number(os.Args[2]), cgroups{into: -1}
+	for _, a := range os.Args[3:] {
+		if fd, ok := strings.CutPrefix(a, "join="); ok {
+			groups.join = append(groups.join, number(fd))
+		} else if fd, ok := strings.CutPrefix(a, "into="); ok {
+			groups.into = number(fd)
+		} else {
+			usage()
+		}
 	}
 	// The first thread owns the process's memory and stays outside of the
 	// commands' cgroup; a second one, which does all the work, may enter it.
 	runtime.LockOSThread()
 	go func() {
 		runtime.LockOSThread()
-		if err := serve(fds[0], fds[1:]); err != nil {
+		if err := serve(control, groups); err != nil {
 			fmt.Fprintln(os.Stderr, "rlguest:", err)
 			os.Exit(1)
 		}
@@ -52,8 +62,15 @@ func main() {
 	select {}
 }
 
+// cgroups are descriptors of the commands' cgroups: tasks files of version 1,
+// or one directory of version 2 (−1: none).
+type cgroups struct {
+	join []int
+	into int
+}
+
 func usage() {
-	fmt.Fprintln(os.Stderr, "usage: rlguest serve CONTROL-FD [CGROUP-FD …] | rlguest hold")
+	fmt.Fprintln(os.Stderr, "usage: rlguest serve CONTROL-FD [join=TASKS-FD …] [into=CGROUP-FD] | rlguest hold")
 	os.Exit(2)
 }
 

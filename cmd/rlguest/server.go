@@ -25,6 +25,7 @@ type server struct {
 	control fd
 	null    int
 	mounts  int // the slot's own mount namespace
+	into    int // the cgroup that commands are cloned into; −1: none
 	filter  []unix.SockFilter
 	mounted bool
 	full    bool // the disk was full when the last command ended
@@ -65,9 +66,9 @@ func (f fd) Write(b []byte) (int, error) {
 }
 
 // serve prepares the process and answers requests until the host closes the stream.
-func serve(control int, cgroups []int) error {
-	s := &server{control: fd(control), scratch: make([]byte, 64<<10), filter: seccompFilter()}
-	if err := s.prepare(cgroups); err != nil {
+func serve(control int, groups cgroups) error {
+	s := &server{control: fd(control), scratch: make([]byte, 64<<10), filter: seccompFilter(), into: groups.into}
+	if err := s.prepare(groups); err != nil {
 		return err
 	}
 	p, err := s.prove()
@@ -155,15 +156,18 @@ func broken(err error) *guest.Failure {
 
 // prepare makes the process what main's comment says, and its executing thread
 // the parent that commands inherit from.
-func (s *server) prepare(cgroups []int) error {
+func (s *server) prepare(groups cgroups) error {
 	unix.Umask(0o022)
 	unix.CloseOnExec(int(s.control))
-	for _, fd := range cgroups {
+	for _, fd := range groups.join {
 		// "0" is this thread alone in a version 1 tasks file.
 		if _, err := unix.Write(fd, []byte("0")); err != nil {
 			return fmt.Errorf("join cgroup: %w", err)
 		}
 		unix.Close(fd)
+	}
+	if groups.into >= 0 {
+		unix.CloseOnExec(groups.into)
 	}
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("make undumpable: %w", err)

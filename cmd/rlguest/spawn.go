@@ -31,11 +31,18 @@ type child struct {
 	files     [3]uintptr // become 0, 1 and 2; all are above 2
 	limits    []rlimit
 	filter    unix.SockFprog
+	into      int // a cgroup; −1: the parent's
+	clone     cloneArgs
 	pidfd     int32
 
 	// Written by the child, which shares the memory until it executes.
 	stage uintptr
 	errno uintptr
+}
+
+// cloneArgs is struct clone_args of the kernel.
+type cloneArgs struct {
+	flags, pidfd, childTID, parentTID, exitSignal, stack, stackSize, tls, setTID, setTIDSize, cgroup uint64
 }
 
 // What a child was doing when it failed.
@@ -52,10 +59,11 @@ const (
 // errNoProcess reports that the limit on processes is used up.
 var errNoProcess = errors.New("no process can be started")
 
-// spawn starts the child and returns its id and a descriptor that is readable
-// once it has ended. The error wraps the errno and names the stage.
-func (c *child) spawn() (pid, pidfd int, err error) {
+// spawn starts the child, in the cgroup into unless that is −1, and returns its
+// id and a descriptor that is readable once it has ended. The error wraps the errno and names the stage.
+func (c *child) spawn(into int) (pid, pidfd int, err error) {
 	c.stage, c.errno, c.pidfd = stageStart, 0, -1
+	c.into = into
 	p, e := c.vfork()
 	runtime.KeepAlive(c)
 	if e != 0 {
@@ -96,8 +104,17 @@ func (e *spawnError) Unwrap() error { return e.errno }
 //go:noinline
 //go:norace
 func (c *child) vfork() (uintptr, uintptr) {
-	pid, e := vforkSyscall(unix.SYS_CLONE, unix.CLONE_VFORK|unix.CLONE_VM|unix.CLONE_PIDFD|uintptr(unix.SIGCHLD),
-		0, uintptr(unsafe.Pointer(&c.pidfd)))
+	const flags = unix.CLONE_VFORK | unix.CLONE_VM | unix.CLONE_PIDFD
+	var pid, e uintptr
+	if c.into < 0 {
+		pid, e = vforkSyscall(unix.SYS_CLONE, flags|uintptr(unix.SIGCHLD), 0, uintptr(unsafe.Pointer(&c.pidfd)))
+	} else {
+		c.clone = cloneArgs{
+			flags: flags | unix.CLONE_INTO_CGROUP, pidfd: uint64(uintptr(unsafe.Pointer(&c.pidfd))),
+			exitSignal: uint64(unix.SIGCHLD), cgroup: uint64(c.into),
+		}
+		pid, e = vforkSyscall(unix.SYS_CLONE3, uintptr(unsafe.Pointer(&c.clone)), unsafe.Sizeof(c.clone), 0)
+	}
 	if e != 0 || pid != 0 {
 		return pid, e
 	}

@@ -18,17 +18,20 @@ const inside = 1000
 const (
 	fdControl = 3
 	fdInfo    = 4
-	fdJoin    = 5 // and up: one for each cgroup
+	fdJoin    = 5 // and up: one for each version 1 cgroup, or the version 2 one
 )
 
 // bwrapArgs describes a slot: the guest at the root, what commands see below
 // /base. shared is where the shared files are.
-func bwrapArgs(shared string, joins int) []string {
+func bwrapArgs(shared string, joins int, into bool) []string {
 	a := []string{
-		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+		"--unshare-user", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
 		"--uid", strconv.Itoa(inside), "--gid", strconv.Itoa(inside),
 		"--as-pid-1", "--die-with-parent", "--new-session", "--info-fd", strconv.Itoa(fdInfo),
-		"--clearenv", "--setenv", "GODEBUG", "asyncpreemptoff=1", "--setenv", "GOMAXPROCS", "1", "--setenv", "GOMEMLIMIT", "64MiB",
+		"--clearenv", "--setenv", "GODEBUG", "asyncpreemptoff=1", "--setenv", "GOMAXPROCS", "1",
+	}
+	if !into { // from within a cgroup namespace the guest could not reach the group beside its own
+		a = append(a, "--unshare-cgroup-try")
 	}
 	for _, c := range []string{
 		"CAP_SYS_ADMIN", "CAP_SYS_CHROOT", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_KILL", "CAP_IPC_OWNER",
@@ -67,7 +70,10 @@ func bwrapArgs(shared string, joins int) []string {
 	}
 	a = append(a, "--remount-ro", "/base/dev", "--remount-ro", "/", "--chdir", "/", "--", "/rlguest", "serve", strconv.Itoa(fdControl))
 	for i := range joins {
-		a = append(a, strconv.Itoa(fdJoin+i))
+		a = append(a, "join="+strconv.Itoa(fdJoin+i))
+	}
+	if into {
+		a = append(a, "into="+strconv.Itoa(fdJoin))
 	}
 	return a
 }

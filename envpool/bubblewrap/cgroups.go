@@ -1,8 +1,6 @@
 package bubblewrap
 
 import (
-	"bufio"
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -14,19 +12,18 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/rlfleet/rlfleet/envpool"
 )
 
 // controllers are what a sandbox's commands are limited by where the host may
-// make version 1 cgroups. The guest's working thread joins them, its first
-// thread, which owns the guest's memory, does not: a command at its limits
-// leaves the guest alone.
+// make cgroups. The guest stays outside of its commands' limits: in version 1
+// its working thread joins, but not its first thread, which owns its memory;
+// in version 2 commands are cloned right into a group beside the guest's.
 var controllers = []string{"memory", "pids", "cpu"}
 
-// cgroups are the host's directories, by controller.
+// cgroups are the host's directories.
 type cgroups struct {
-	dirs map[string]string
+	dirs    map[string]string // by controller; in version 2 all are one
+	unified string            // that one; empty in version 1
 }
 
 // newCgroups makes the directories for a data directory, and ends and removes
@@ -35,6 +32,9 @@ func newCgroups(dataDir string) (*cgroups, error) {
 	own, err := ownCgroups()
 	if err != nil {
 		return nil, err
+	}
+	if len(own) == 0 {
+		return newUnified(dataDir)
 	}
 	c := &cgroups{dirs: map[string]string{}}
 	var errs []error
@@ -108,24 +108,23 @@ func cgroupMount(mountinfo, controller string) (root, at string) {
 	return "", ""
 }
 
-// removeCgroup removes a directory and its children, ending the processes in them.
+// removeCgroup removes a directory and those below it, ending the processes in them.
 func removeCgroup(dir string) error {
 	children, err := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
 	if err != nil {
 		return err
 	}
 	for _, procs := range children {
-		b, err := os.ReadFile(procs)
-		if err != nil {
-			continue
+		if err := removeCgroup(filepath.Dir(procs)); err != nil {
+			return err
 		}
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if err == nil {
 		for p := range strings.FieldsSeq(string(b)) {
 			if pid, err := strconv.Atoi(p); err == nil && pid > 1 {
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
-		}
-		if err := rmdirSoon(filepath.Dir(procs)); err != nil {
-			return err
 		}
 	}
 	return rmdirSoon(dir)
@@ -153,148 +152,8 @@ func (c *cgroups) close() error {
 	for _, d := range c.dirs {
 		errs = append(errs, removeCgroup(d))
 	}
-	return errors.Join(errs...)
-}
-
-// group is the cgroups of one slot. A nil group limits nothing.
-type group struct {
-	dirs map[string]string
-	set  envpool.Limits // what is in force
-
-	oom, pids   *os.File // counters
-	ooms, packs int64    // their last values
-	current     *os.File // pids.current
-}
-
-// group makes a slot's cgroups and returns the files by which a thread joins them.
-func (c *cgroups) group(index int) (*group, []*os.File, error) {
-	if c == nil || len(c.dirs) == 0 {
-		return nil, nil, nil
-	}
-	g := &group{dirs: map[string]string{}}
-	var join []*os.File
-	fail := func(err error) (*group, []*os.File, error) {
-		for _, f := range join {
-			f.Close()
-		}
-		return nil, nil, errors.Join(err, g.close())
-	}
-	for _, name := range controllers {
-		if c.dirs[name] == "" {
-			continue
-		}
-		dir := filepath.Join(c.dirs[name], "s"+strconv.Itoa(index))
-		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-			return fail(err)
-		}
-		g.dirs[name] = dir
-		f, err := os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
-		if err != nil {
-			return fail(err)
-		}
-		join = append(join, f)
-	}
-	for _, w := range []struct {
-		file             **os.File
-		controller, name string
-	}{{&g.oom, "memory", "memory.oom_control"}, {&g.pids, "pids", "pids.events"}, {&g.current, "pids", "pids.current"}} {
-		if g.dirs[w.controller] == "" {
-			continue
-		}
-		f, err := os.Open(filepath.Join(g.dirs[w.controller], w.name))
-		if err != nil {
-			return fail(err)
-		}
-		*w.file = f
-	}
-	g.ooms, g.packs = counter(g.oom, "oom_kill"), counter(g.pids, "max")
-	return g, join, nil
-}
-
-// limit puts limits in force; what has not changed costs nothing.
-func (g *group) limit(l envpool.Limits) error {
-	if g == nil || g.set == l {
-		return nil
-	}
-	const period = 100000 // µs, the kernel's default
-	for _, w := range []struct {
-		controller, name string
-		value            int64
-	}{
-		{"memory", "memory.limit_in_bytes", l.Memory + l.Disk},
-		{"pids", "pids.max", int64(l.Pids) + 1}, // and the guest's thread
-		{"cpu", "cpu.cfs_quota_us", max(int64(l.CPU*period), 1000)},
-	} {
-		if g.dirs[w.controller] == "" {
-			continue
-		}
-		if err := os.WriteFile(filepath.Join(g.dirs[w.controller], w.name), strconv.AppendInt(nil, w.value, 10), 0); err != nil {
-			return err
-		}
-	}
-	g.set = l
-	return nil
-}
-
-// hit reports which limit has been run into since the last call, by the kernel's own count.
-func (g *group) hit() envpool.LimitHit {
-	if g == nil {
-		return ""
-	}
-	var hit envpool.LimitHit
-	if n := counter(g.pids, "max"); n > g.packs {
-		g.packs, hit = n, envpool.HitPids
-	}
-	if n := counter(g.oom, "oom_kill"); n > g.ooms {
-		g.ooms, hit = n, envpool.HitMemory
-	}
-	return hit
-}
-
-// processes counts the tasks in the group beside the guest's thread; −1 when unknown.
-func (g *group) processes() int {
-	if g == nil || g.current == nil {
-		return -1
-	}
-	var b [32]byte
-	n, _ := g.current.ReadAt(b[:], 0)
-	v, err := strconv.Atoi(string(bytes.TrimSpace(b[:n])))
-	if err != nil {
-		return -1
-	}
-	return v - 1
-}
-
-// counter reads "name value" out of a file of such lines; 0 where it is not.
-func counter(f *os.File, name string) int64 {
-	if f == nil {
-		return 0
-	}
-	var b [256]byte
-	n, _ := f.ReadAt(b[:], 0)
-	sc := bufio.NewScanner(bytes.NewReader(b[:n]))
-	for sc.Scan() {
-		if k, v, ok := strings.Cut(sc.Text(), " "); ok && k == name {
-			c, _ := strconv.ParseInt(v, 10, 64)
-			return c
-		}
-	}
-	return 0
-}
-
-// close removes the slot's cgroups; its processes have ended.
-func (g *group) close() error {
-	if g == nil {
-		return nil
-	}
-	var errs []error
-	for _, f := range []*os.File{g.oom, g.pids, g.current} {
-		if f != nil {
-			f.Close()
-		}
-	}
-	for _, d := range g.dirs {
-		errs = append(errs, rmdirSoon(d))
+	if c.unified != "" {
+		errs = append(errs, removeCgroup(c.unified))
 	}
 	return errors.Join(errs...)
 }

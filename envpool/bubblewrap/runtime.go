@@ -184,6 +184,9 @@ func (r *Runtime) Advisory() []string {
 	if r.root && !r.spawn.idmap {
 		out = append(out, fmt.Sprintf("user ids: all sandboxes share user id %d, because the file system of %s has no id-mapped mounts", r.cfg.UIDBase, r.cfg.DataDir))
 	}
+	if old := kernelBefore(6, 6); old != "" {
+		out = append(out, "directories: kernel "+old+" keeps no marks on files in memory, so a template's directory that was removed cannot be made again under its name (from 6.6 on it can)")
+	}
 	var missing []string
 	for _, c := range controllers {
 		if !r.cgroups.has(c) {
@@ -204,6 +207,20 @@ func (r *Runtime) Advisory() []string {
 		out = append(out, "memory: files lie in memory, so one bound of memory + disk holds for processes and files together; disk alone is exact")
 	}
 	return out
+}
+
+// kernelBefore returns the kernel's release if it is older than a version.
+func kernelBefore(major, minor int) string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	var a, b int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n == 2 && (a < major || a == major && b < minor) {
+		return release
+	}
+	return ""
 }
 
 // Close implements envpool.Runtime.

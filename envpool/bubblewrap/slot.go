@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -54,11 +55,10 @@ var _ envpool.Slot = (*slot)(nil)
 // startSlot starts bwrap and waits for the guest's first word.
 func startSlot(ctx context.Context, r *Runtime, index int) (_ *slot, err error) {
 	s := &slot{r: r, index: index, pidfd: -1, stderr: &tail{}, exited: make(chan struct{}), dead: make(chan struct{})}
-	var join []*os.File
-	if s.group, join, err = r.cgroups.group(index); err != nil {
+	if s.group, err = r.cgroups.group(index, r.spawn.uid(index)); err != nil {
 		return nil, fmt.Errorf("make cgroups: %w: %w", envpool.ErrEnvironment, err)
 	}
-	defer closeAll(join)
+	defer s.group.started()
 	theirs, err := s.connect()
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("%w: %w", envpool.ErrEnvironment, err), s.group.close())
@@ -70,12 +70,7 @@ func startSlot(ctx context.Context, r *Runtime, index int) (_ *slot, err error) 
 		return nil, errors.Join(fmt.Errorf("%w: %w", envpool.ErrEnvironment, err), s.group.close())
 	}
 	defer infoR.Close()
-	cmd, settled, err := r.spawn.start(index, func(shared string) *exec.Cmd {
-		c := exec.Command(r.cfg.Bwrap, bwrapArgs(shared, len(join))...)
-		c.Dir, c.Env, c.Stderr, c.WaitDelay = "/", []string{}, s.stderr, time.Second
-		c.ExtraFiles = append([]*os.File{theirs, infoW}, join...)
-		return c
-	})
+	cmd, settled, err := r.spawn.start(index, func(shared string) *exec.Cmd { return s.command(shared, theirs, infoW) })
 	theirs.Close()
 	infoW.Close()
 	if err != nil {
@@ -97,10 +92,26 @@ func startSlot(ctx context.Context, r *Runtime, index int) (_ *slot, err error) 
 	return s, nil
 }
 
-func closeAll(files []*os.File) {
-	for _, f := range files {
-		f.Close()
+// command is bwrap as it has to be run.
+func (s *slot) command(shared string, control, info *os.File) *exec.Cmd {
+	files := []*os.File{control, info}
+	joins, into := 0, false
+	// A process group of its own: an interrupt typed at the host's terminal is
+	// for the host, which lets episodes finish.
+	attr := syscall.SysProcAttr{Setpgid: true}
+	if g := s.group; g != nil {
+		files = append(files, g.join...)
+		joins = len(g.join)
+		if g.into != nil {
+			files = append(files, g.into)
+			into = true
+			attr.UseCgroupFD, attr.CgroupFD = true, int(g.guest.Fd())
+		}
 	}
+	c := exec.Command(s.r.cfg.Bwrap, bwrapArgs(shared, joins, into)...)
+	c.Dir, c.Env, c.Stderr, c.WaitDelay = "/", []string{}, s.stderr, time.Second
+	c.ExtraFiles, c.SysProcAttr = files, &attr
+	return c
 }
 
 // connect makes the stream and returns the guest's end.

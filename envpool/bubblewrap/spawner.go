@@ -239,13 +239,9 @@ func (s *spawner) start(index int, command func(shared string) *exec.Cmd) (cmd *
 			}
 		}
 		cmd = command(shared)
-		// A process group of its own: an interrupt typed at the host's terminal is
-		// for the host, which lets episodes finish.
-		attr := &syscall.SysProcAttr{Setpgid: true}
 		if s.root {
-			attr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+			cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
 		}
-		cmd.SysProcAttr = attr
 		return cmd.Start()
 	})
 	return cmd, settled, err
