@@ -3,6 +3,7 @@ package experiment
 import (
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -28,11 +29,13 @@ var lacks = []lack{
 	{path: "spec.envs[].tasks.curriculum", has: []string{"null"}},
 	{path: "spec.envs[].environment.runtime", has: []string{"bubblewrap"}},
 	{path: "spec.envs[].environment.image", has: []string{"host"}},
+	{path: "spec.envs[].environment.snapshot.perGroup", has: []string{"true"}},
 	{path: "spec.envs[].environment.snapshot.memory", has: []string{"false"}},
 	{path: "spec.envs[].environment.network.mode", has: []string{"none"}},
 	{path: "spec.envs[].environment.secrets", has: []string{"[]"}},
 	{path: "spec.envs[].agent.driver", has: []string{"tools"}},
 	{path: "spec.envs[].agent.tools", has: []string{"[bash]"}},
+	{path: "spec.envs[].rewards[].required", has: []string{"true"}},
 	{path: "spec.envs[].rewards[].verifier.kind", has: []string{"script"}},
 	{path: "spec.envs[].rewards[].verifier.mode", has: []string{"separate"}},
 	{path: "spec.envs[].rewards[].verifier.rerun", has: []string{"0"}},
@@ -52,9 +55,11 @@ var lacks = []lack{
 	{path: "spec.trainer.algorithm.zeroVariance.kind", has: []string{"keep"}},
 	{path: "spec.trainer.critic", has: []string{"null"}},
 	{path: "spec.trainer.lr.schedule", has: []string{"constant"}},
+	{path: "spec.trainer.lr.warmup", has: []string{"0"}},
 	{path: "spec.trainer.optimizer.kind", has: []string{"adamw"}},
 	{path: "spec.trainer.checkpoint.every", has: []string{"1"}},
 	{path: "spec.eval.suites[].tasks.source", has: []string{"a directory (Harbor layout)"}, accepts: harborDirectory},
+	{path: "spec.eval.suites[].passAt", has: []string{"[1]"}},
 	{path: "spec.eval.suites[].sampling.minP", has: []string{"0"}},
 	{path: "spec.eval.suites[].sampling.presencePenalty", has: []string{"0"}},
 	{path: "spec.eval.suites[].sampling.frequencyPenalty", has: []string{"0"}},
@@ -99,4 +104,10 @@ func (c *checker) build() {
 		c.report(f.name+": "+value+" is not in this build; it has: "+want, value, want, path)
 		return false
 	})
+	for i, e := range c.e.Spec.Envs {
+		if n := len(e.Rewards); n > 1 {
+			found := strconv.Itoa(n) + " components"
+			c.report("rewards: "+found+" are not in this build; it has: one", found, "one", "spec.envs["+strconv.Itoa(i)+"].rewards")
+		}
+	}
 }

@@ -121,7 +121,7 @@ func TestRules_AcceptTheEdges(t *testing.T) {
 		{"spec.deadlines.noProgress=10m1ns"},
 		{"spec.trainer.minibatches=256"},
 		{"spec.trainer.algorithm.kl.in=reward"},
-		{"spec.eval.suites=[{name: s, env: files, samples: 4, passAt: [1, 4]}]"},
+		{"spec.eval.suites=[{name: s, env: files, samples: 4}]"},
 	} {
 		_, err := resolve([]byte(shortest), "x.yaml", sets)
 		require.NoError(t, err, "%v", sets)

@@ -18,7 +18,7 @@ func TestSet_Overrides(t *testing.T) {
 		"spec.stopWhen.evalReward=0.5",
 		"spec.lag.max=3",
 		"spec.lag.max=1",
-		"spec.eval.suites[0].passAt=[]",
+		"spec.eval.suites[0].passAt=[1]",
 	})
 	require.NoError(t, err)
 	v := e.Spec.Envs[0]

@@ -14,7 +14,7 @@ func TestShow_RoundTrip(t *testing.T) {
 		"odd texts": {"metadata.labels={a: 'null', b: \"1e3\", c: 'x: y', d: \"q\\\"\\n#\", e: '', f: 'ü – 字', 'k k': \"\\u0085\\u2028\"}"},
 		"numbers":   {"spec.trainer.lr.value=1e-07", "spec.trainer.optimizer.weightDecay=1e21", "spec.trainer.algorithm.entropy=0.30000000000000004"},
 		"preset":    {"spec.trainer.algorithm.preset=dr-grpo", "spec.trainer.algorithm.aggregate=token-mean"},
-		"lists":     {"spec.envs=[{name: a, rewards: [{name: r}, {name: s, weight: 2}]}, {name: b, tasks: {split: x}}]", "spec.eval.suites[0].env=a", "spec.eval.suites[0].passAt=[]"},
+		"lists":     {"spec.envs=[{name: a, rewards: [{name: s, weight: 2}]}, {name: b, tasks: {split: x}}]", "spec.eval.suites[0].env=a", "spec.eval.suites[0].passAt=[1]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e, err := Load("testdata/files.yaml", sets)

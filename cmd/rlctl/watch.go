@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"github.com/rlfleet/rlfleet/coordinator/state"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	"github.com/rlfleet/rlfleet/trajectory"
 )
 
 // How often the view looks: a terminal redraws, a log does not.
@@ -129,11 +132,15 @@ func (w *watcher) fill(ctx context.Context, run *raftlog.Run, st *progress.Statu
 	for _, r := range v.Records {
 		if n := r.GetNode(); n != nil && n.Role == "host" {
 			st.Sandboxes += int(n.AgentsReserved + n.VerifiersReserved)
+			st.SandboxesMax += int(n.Agents + n.Verifiers)
 		}
 		if c := r.GetClock(); c != nil {
 			st.Since = time.Duration(c.NowNs - run.ProgressNs)
 			st.Elapsed = time.Duration(c.NowNs - run.CreatedNs)
 		}
+	}
+	if ended(run) {
+		return nil
 	}
 	if why, err := w.c.Why(ctx, w.s.run); err == nil {
 		st.WaitsFor = waitsFor(why)
@@ -161,7 +168,11 @@ func (w *watcher) record(run *raftlog.Run, st progress.Status) error {
 		if s.Step < w.logged {
 			continue
 		}
-		extras := map[string]float64{"live": float64(run.Live), "episodes_per_second": st.EpisodesPerSecond, "tokens_per_second": st.TokensPerSecond}
+		extras := map[string]float64{
+			progress.Live: float64(run.Live), progress.EpisodesPerSecond: st.EpisodesPerSecond, progress.TokensPerSecond: st.TokensPerSecond,
+			progress.Sandboxes: float64(st.Sandboxes), progress.Episodes: float64(run.Counters.EpisodesSettled),
+			progress.Passed: float64(st.Pass), progress.Failed: float64(st.Fail), progress.Indeterminate: float64(st.Indeterminate),
+		}
 		if err := w.log.Append(s, extras); err != nil {
 			return err
 		}
@@ -208,7 +219,12 @@ func (s *session) finish(ctx context.Context, c *client.Client) error {
 	if run == nil {
 		return fmt.Errorf("run %s is gone", s.run)
 	}
+	rec, err := s.mirrored(ctx)
+	if err != nil {
+		return err
+	}
 	res := result(run, evals)
+	res.Lost, res.Twice = progress.Audit(rec)
 	if best, err := s.exportBest(ctx, c, run); err != nil {
 		return err
 	} else if best != "" {
@@ -226,12 +242,30 @@ func (s *session) finish(ctx context.Context, c *client.Client) error {
 	return nil
 }
 
+// mirrored waits until the end of the run is in its record, which the report and the audit read.
+func (s *session) mirrored(ctx context.Context) (*trajectory.Run, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for {
+		rec, err := trajectory.OpenRun(ctx, s.store, s.run)
+		if err == nil && rec.Ended() {
+			return rec, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("the end of run %s did not reach its record in %s: see rlfleet.log", s.run, s.storage), err)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
 func result(run *raftlog.Run, evals []*raftlog.EvalResult) progress.Result {
 	c := run.Counters
 	res := progress.Result{
 		State: state.StateName(run.State), Reason: run.Reason, Before: math.NaN(), After: math.NaN(), Steps: run.Head,
 		Took: time.Duration(run.EndedNs - run.CreatedNs), Episodes: c.EpisodesSettled, Stale: c.Stale, MaxLag: c.MaxLag,
 	}
+	slices.SortStableFunc(evals, func(a, b *raftlog.EvalResult) int { return cmp.Compare(a.Version, b.Version) })
 	for _, e := range evals {
 		if res.Suite == "" {
 			res.Suite = e.Suite

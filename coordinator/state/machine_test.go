@@ -40,7 +40,7 @@ func newMachine(t tester) *machine {
 
 // env is the default env: ten tasks, groups of two.
 func env(name string) *raftlog.EnvConfig {
-	e := &raftlog.EnvConfig{Name: name, Weight: 1, GroupSize: 2, MaxAttempts: 3, ShortGroup: "replace", VerifyRetries: 1}
+	e := &raftlog.EnvConfig{Name: name, Weight: 1, GroupSize: 2, MaxAttempts: 3, ShortGroup: "replace", VerifyRetries: 1, MaxMasked: 0.2}
 	for i := range 10 {
 		e.Tasks = append(e.Tasks, &raftlog.TaskRef{Id: fmt.Sprintf("%s-%d", name, i), Digest: fmt.Sprintf("sha256:%s%d", name, i)})
 	}

@@ -150,7 +150,7 @@ func (s *State) Alarms(run string) []*raftlog.Alarm {
 	if r.Live >= 0 && s.readyNodes(RoleEngine) > 0 && !s.served(r.Live) {
 		alarm("no-live-engine", fmt.Sprintf("an engine that serves version %d: none does", r.Live))
 	}
-	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > 0.2*float64(c.EpisodesSettled) {
+	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > maxMasked(r.Config)*float64(c.EpisodesSettled) {
 		alarm(maskedAlarm, fmt.Sprintf("fewer masked episodes: %d of %d hit a limit", c.Masked, c.EpisodesSettled))
 	}
 	return out
@@ -190,3 +190,14 @@ func (s *State) Jobs(run string) []*raftlog.VerifyJob { return list(&s.jobs, run
 
 // Gang returns a run's gang, or nil.
 func (s *State) Gang(run string) *raftlog.Gang { g, _ := s.gangs.Get(run); return g }
+
+// maxMasked is the lowest share of masked episodes at which an env of the run asks for an alarm.
+func maxMasked(c *raftlog.RunConfig) float64 {
+	lowest := 1.0
+	for _, e := range c.Envs {
+		if e.MaxMasked > 0 {
+			lowest = min(lowest, e.MaxMasked)
+		}
+	}
+	return lowest
+}

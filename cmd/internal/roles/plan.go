@@ -109,7 +109,7 @@ func (p *Plan) RunConfig() *raftlog.RunConfig {
 			Name: e.Spec.Name, Weight: e.Spec.Weight, GroupSize: int32(e.Spec.GroupSize), Tasks: refs(e.Tasks),
 			Shuffle: e.Spec.Tasks.Order == "shuffle", MaxAttempts: int32(e.Spec.Tasks.MaxAttempts),
 			ShortGroup: e.Spec.ShortGroup.Kind, KeepMin: int32(e.Spec.ShortGroup.Min),
-			VerifyRetries: int32(e.Spec.Rewards[0].Verifier.Retries), LimitsOn: on,
+			VerifyRetries: int32(e.Spec.Rewards[0].Verifier.Retries), LimitsOn: on, MaxMasked: e.Spec.MaxMasked,
 		})
 	}
 	for _, t := range p.Suites {

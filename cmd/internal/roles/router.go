@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/rlfleet/rlfleet/policy/engine"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
@@ -16,9 +15,8 @@ import (
 type router struct {
 	p *Process
 
-	mu     sync.Mutex // guards engine and asked
+	mu     sync.Mutex // guards engine
 	engine engine.Generator
-	asked  time.Time
 }
 
 func (p *Process) router() engine.Generator { return &router{p: p} }

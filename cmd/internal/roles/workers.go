@@ -13,6 +13,7 @@ import (
 	"github.com/rlfleet/rlfleet/policy/publish"
 	model "github.com/rlfleet/rlfleet/policy/tiny"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 	"github.com/rlfleet/rlfleet/rollout"
 	"github.com/rlfleet/rlfleet/trainer"
 	tinytrainer "github.com/rlfleet/rlfleet/trainer/tiny"
@@ -111,6 +112,9 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 	}
 	cfg := workerConfig(p.Run, &spec)
 	cfg.Writer = p.Build
+	keep := &trainer.Retention{
+		Keep: int64(spec.Trainer.Checkpoint.Keep), PinEvery: int64(spec.Trainer.Checkpoint.PinEvery), EvalEvery: int64(spec.Eval.Every),
+	}
 	s, err := p.session(ctx, "trainer", p.Name+"-trainer")
 	if err != nil {
 		return err
@@ -120,6 +124,9 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 		OnCommit: func(c trainer.Commit) {
 			if err := p.Journal.Committed(p.Run, c.Step, c.Manifest, c.Ledger); err != nil {
 				p.Log.Error("journal", "err", err)
+			}
+			if err := p.retain(ctx, keep); err != nil && ctx.Err() == nil {
+				p.Log.Warn("delete old versions", "err", err)
 			}
 		},
 	})
@@ -131,6 +138,28 @@ func (p *Process) RunTrainer(ctx context.Context) error {
 		<-ctx.Done() // a run without steps left still shows a trainer
 	}
 	return errors.Join(err, closeSession(ctx, s))
+}
+
+// retain deletes the files of versions that the experiment does not keep.
+func (p *Process) retain(ctx context.Context, keep *trainer.Retention) error {
+	v, err := p.Client.StaleView(ctx, p.Run, pb.Kind_KIND_RUN, pb.Kind_KIND_VERSION)
+	if err != nil {
+		return err
+	}
+	var run *raftlog.Run
+	var versions []*raftlog.PolicyVersion
+	for _, r := range v.Records {
+		if x := r.GetRun(); x != nil {
+			run = x
+		}
+		if x := r.GetVersion(); x != nil {
+			versions = append(versions, x)
+		}
+	}
+	if run == nil {
+		return nil
+	}
+	return keep.Apply(ctx, p.Store, run, versions)
 }
 
 // RunPublisher brings new versions to the engines until ctx ends.

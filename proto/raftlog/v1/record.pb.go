@@ -634,6 +634,7 @@ type EnvConfig struct {
 	KeepMin       int32                  `protobuf:"varint,8,opt,name=keep_min,json=keepMin,proto3" json:"keep_min,omitempty"`
 	VerifyRetries int32                  `protobuf:"varint,9,opt,name=verify_retries,json=verifyRetries,proto3" json:"verify_retries,omitempty"`
 	LimitsOn      map[string]string      `protobuf:"bytes,10,rep,name=limits_on,json=limitsOn,proto3" json:"limits_on,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // end reason -> disposition
+	MaxMasked     float64                `protobuf:"fixed64,11,opt,name=max_masked,json=maxMasked,proto3" json:"max_masked,omitempty"`                                                                      // alarm above this share of masked episodes; 0 is none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -736,6 +737,13 @@ func (x *EnvConfig) GetLimitsOn() map[string]string {
 		return x.LimitsOn
 	}
 	return nil
+}
+
+func (x *EnvConfig) GetMaxMasked() float64 {
+	if x != nil {
+		return x.MaxMasked
+	}
+	return 0
 }
 
 type EvalConfig struct {
@@ -2975,7 +2983,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x11_stop_eval_reward\"1\n" +
 	"\aTaskRef\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
-	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xa0\x03\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"\xbf\x03\n" +
 	"\tEnvConfig\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06weight\x18\x02 \x01(\x01R\x06weight\x12\x1d\n" +
@@ -2989,7 +2997,9 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\bkeep_min\x18\b \x01(\x05R\akeepMin\x12%\n" +
 	"\x0everify_retries\x18\t \x01(\x05R\rverifyRetries\x12@\n" +
 	"\tlimits_on\x18\n" +
-	" \x03(\v2#.raftlog.v1.EnvConfig.LimitsOnEntryR\blimitsOn\x1a;\n" +
+	" \x03(\v2#.raftlog.v1.EnvConfig.LimitsOnEntryR\blimitsOn\x12\x1d\n" +
+	"\n" +
+	"max_masked\x18\v \x01(\x01R\tmaxMasked\x1a;\n" +
 	"\rLimitsOnEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xab\x01\n" +
