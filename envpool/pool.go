@@ -44,8 +44,8 @@ type Pool struct {
 
 var _ Host = (*Pool)(nil)
 
-// errClosed reports a call after Close.
-var errClosed = errors.New("host is closed")
+// errClosed ends what is open when the host closes.
+var errClosed = fmt.Errorf("host is closed: %w", ErrUnknown)
 
 // NewHost starts a host over a runtime, which it owns from then on. When ctx
 // ends so does its background work; Close is still due.
@@ -84,6 +84,9 @@ func (p *Pool) Close(ctx context.Context) error {
 		open = append(open, s)
 	}
 	p.mu.Unlock()
+	for _, s := range open {
+		s.cancel(errClosed) // all first: what one gives back must not serve another
+	}
 	for _, s := range open {
 		p.end(ctx, s, errClosed)
 	}

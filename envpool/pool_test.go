@@ -535,12 +535,13 @@ func TestCloseEndsWhatIsOpen(t *testing.T) {
 		}()
 		synctest.Wait()
 		closeHost(t, p, r)
-		require.Error(t, <-failed)
-		require.Error(t, <-failed)
+		for range 2 {
+			require.ErrorIs(t, <-failed, envpool.ErrUnknown)
+		}
 		_, err = p.Claim(ctx, agent("c", 1, id))
-		require.ErrorIs(t, err, envpool.ErrEnvironment)
+		require.ErrorIs(t, err, envpool.ErrNoSlot)
 		_, err = p.Prepare(ctx, envpool.Template{Digest: "x"})
-		require.ErrorIs(t, err, envpool.ErrEnvironment)
+		require.ErrorIs(t, err, envpool.ErrNoSlot)
 	})
 }
 

@@ -54,6 +54,9 @@ func (p *Pool) Claim(ctx context.Context, c Claim) (Handle, error) {
 			if err := p.fill(ctx, s, c); err != nil {
 				return Handle{}, err
 			}
+			if cause := context.Cause(s.ctx); cause != nil { // ended as it began
+				return Handle{}, fmt.Errorf("envpool: claim %s: %w", s.name, cause)
+			}
 			return h, nil
 		}
 		if s.fence != c.Lease.Fence { // an older one; it goes first
@@ -103,7 +106,7 @@ func (p *Pool) enter(ctx context.Context, c Claim) (s *sandbox, mine bool, err e
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, false, fmt.Errorf("envpool: claim %s: %w: %w", name, errClosed, ErrEnvironment)
+		return nil, false, fmt.Errorf("envpool: claim %s: host is closed: %w", name, ErrNoSlot)
 	}
 	if s := p.sandboxes[name]; s != nil {
 		return s, false, nil

@@ -58,7 +58,7 @@ func (p *Pool) building(ctx context.Context, id SnapshotID, t Template) (st *sta
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return nil, nil, fmt.Errorf("envpool: prepare %s: %w: %w", id, errClosed, ErrEnvironment)
+		return nil, nil, fmt.Errorf("envpool: prepare %s: host is closed: %w", id, ErrNoSlot)
 	}
 	if st = p.states[id]; st == nil {
 		st = &state{id: id, workdir: t.Workdir, env: t.Env, ready: make(chan struct{}), refs: 1}
