@@ -151,12 +151,12 @@ func TestReadersOfAFork(t *testing.T) {
 	m := busy(t)
 	var readers sync.WaitGroup
 	for range 50 {
-		fork := m.s.Fork()
+		fork, run, now := m.s.Fork(), m.run, m.now
 		for range 2 {
 			readers.Go(func() {
-				fork.Work(m.run)
-				fork.Why(m.run)
-				fork.Due(m.now)
+				fork.Work(run)
+				fork.Why(run)
+				fork.Due(now)
 				fork.Outbox(10)
 				fork.Records(func(r *raftlog.Record) bool {
 					_, err := proto.Marshal(r)
