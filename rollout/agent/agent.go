@@ -170,11 +170,7 @@ func (r *run) turn(ctx context.Context) (outcome.EndReason, error) {
 	case resp.Finish == engine.FinishLength:
 		return outcome.MaxTokens, nil
 	case act.Final:
-		r.deps.Waits("environment")
-		if err := r.deps.Sandbox.Write(ctx, r.cfg.AnswerPath, []byte(act.Text+"\n")); err != nil {
-			return "", err
-		}
-		return outcome.Stop, nil
+		return r.answer(ctx, act)
 	case r.spent() >= r.cfg.Timeout:
 		return outcome.WallClock, nil
 	}
@@ -221,7 +217,31 @@ func (r *run) sample(ctx context.Context, prompt []int32, budget int) (*engine.R
 	return &resp, nil
 }
 
-// tool runs one command in the sandbox and appends what it printed.
+// answer hands in the final answer. A sandbox that an earlier command has left
+// without room or place for it is the model's doing: the tests judge what is there.
+func (r *run) answer(ctx context.Context, act Action) (outcome.EndReason, error) {
+	r.deps.Waits("environment")
+	err := r.deps.Sandbox.Write(ctx, r.cfg.AnswerPath, []byte(act.Text+"\n"))
+	switch {
+	case err == nil:
+		return outcome.Stop, nil
+	case r.res.ToolCalls > 0 && errors.Is(err, envpool.ErrTooLarge):
+		return outcome.SandboxLimit, nil
+	case r.res.ToolCalls > 0 && (errors.Is(err, envpool.ErrInvalid) || errors.Is(err, envpool.ErrUnsafe)):
+		return outcome.Stop, nil
+	}
+	return "", err
+}
+
+// notRun is the result of a command that could not be started. It says nothing of the host.
+func notRun() envpool.Result {
+	text := []byte("sh: cannot be run\n")
+	return envpool.Result{ExitCode: 127, Stderr: text, StderrTotal: int64(len(text))}
+}
+
+// tool runs one command in the sandbox and appends what it printed. Where the
+// first command could be started and a later one cannot, the model has changed
+// the sandbox so, and sees that; the first one's failure is the task's.
 func (r *run) tool(ctx context.Context, act Action) (timedOut bool, err error) {
 	r.deps.Waits("tool")
 	r.res.ToolCalls++
@@ -231,6 +251,9 @@ func (r *run) tool(ctx context.Context, act Action) (timedOut bool, err error) {
 	})
 	took := r.deps.Now().Sub(began)
 	r.res.Tool += took
+	if errors.Is(err, envpool.ErrInvalid) && (r.res.ToolCalls > 1 || strings.ContainsRune(act.Text, 0)) {
+		out, err = notRun(), nil
+	}
 	if err != nil {
 		return false, err
 	}

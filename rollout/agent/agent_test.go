@@ -115,20 +115,29 @@ func (s *script) Generate(_ context.Context, r engine.Request) (engine.Response,
 type box struct {
 	out    map[string]envpool.Result
 	err    error
+	broken error // of every call after the first command
 	answer string
 	ran    []string
 }
 
+func (b *box) fails() error {
+	if b.broken != nil && len(b.ran) > 0 {
+		return b.broken
+	}
+	return b.err
+}
+
 func (b *box) Exec(_ context.Context, c envpool.Command) (envpool.Result, error) {
+	err := b.fails()
 	b.ran = append(b.ran, c.Argv[2])
 	r := b.out[c.Argv[2]]
 	r.StdoutTotal, r.StderrTotal = max(r.StdoutTotal, int64(len(r.Stdout))), max(r.StderrTotal, int64(len(r.Stderr)))
-	return r, b.err
+	return r, err
 }
 
 func (b *box) Write(_ context.Context, path string, data []byte) error {
 	b.answer = path + "=" + string(data)
-	return b.err
+	return b.fails()
 }
 
 func play(t *testing.T, w *words, e *script, b *box, change func(*Config)) (*Result, error) {
@@ -235,6 +244,36 @@ func TestI5_Blame(t *testing.T) {
 	w := newWords()
 	_, err := play(t, w, &script{w: w, say: []string{"ls"}}, &box{err: lease.ErrFenced}, nil)
 	require.ErrorIs(t, err, lease.ErrFenced, "a lost lease ends the attempt without a word")
+}
+
+// I5: what an episode's own command did to its sandbox is never the platform's
+// or the task's failure: it would be tried again for ever, or blamed on the task.
+func TestI5_OwnHarm(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		say    []string
+		broken error
+		want   outcome.EndReason
+	}{
+		{"its disk is full", []string{"fill", "answer 1"}, envpool.ErrTooLarge, outcome.SandboxLimit},
+		{"a directory is where the answer belongs", []string{"mkdir", "answer 1"}, envpool.ErrInvalid, outcome.Stop},
+		{"a link is where the answer belongs", []string{"ln", "answer 1"}, envpool.ErrUnsafe, outcome.Stop},
+		{"it put something else in the shell's place", []string{"mv", "ls", "ls", "ls"}, envpool.ErrInvalid, outcome.MaxTurns},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWords()
+			res, err := play(t, w, &script{w: w, say: c.say}, &box{broken: c.broken}, nil)
+			require.NoError(t, err)
+			require.NoError(t, res.Failure)
+			require.Equal(t, c.want, res.End)
+			require.True(t, outcome.Judged(res.End))
+		})
+	}
+	w := newWords()
+	res, err := play(t, w, &script{w: w, say: []string{"ls", "ls"}}, &box{broken: envpool.ErrEnvironment}, nil)
+	require.NoError(t, err)
+	require.Equal(t, outcome.EnvCrash, res.End, "a sandbox that died is not the model's doing")
+	require.Len(t, res.Steps, 0)
 }
 
 // T31: the cut is recorded, in its unit.
