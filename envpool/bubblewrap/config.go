@@ -11,17 +11,12 @@ import (
 	"github.com/rlfleet/rlfleet/envpool"
 )
 
-// GuestVariable names the environment variable that says where rlguest is,
-// where it does not lie beside the running program.
-const GuestVariable = "RLFLEET_GUEST"
-
 // Config describes the tier on one machine.
 type Config struct {
 	// DataDir is the tier's own; what an earlier, crashed host left in it is
 	// removed. One host at a time may have it.
 	DataDir string
-	// Guest is the rlguest program. Empty: beside the running program, else
-	// what GuestVariable names.
+	// Guest is the rlguest program. Empty: beside the running program.
 	Guest string
 	// Bwrap is the bubblewrap program. Empty: looked up on PATH.
 	Bwrap string
@@ -77,10 +72,5 @@ func findGuest() (string, error) {
 	if _, err := os.Stat(beside); err == nil {
 		return beside, nil
 	}
-	named := os.Getenv(GuestVariable)
-	if named == "" {
-		return "", fmt.Errorf("there is no %s; put it there or name it in %s", beside, GuestVariable)
-	}
-	_, err = os.Stat(named)
-	return named, err
+	return "", fmt.Errorf("there is no %s; put it there or name it", beside)
 }

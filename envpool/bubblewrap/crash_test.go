@@ -171,7 +171,7 @@ func TestSweep(t *testing.T) {
 	require.NoError(t, err)
 	for range 2 {
 		cmd := exec.Command("/proc/self/exe", "-test.run", "^TestSweep$")
-		cmd.Env = append(os.Environ(), sweepVariable+"="+dir, bubblewrap.GuestVariable+"="+g)
+		cmd.Env = append(os.Environ(), sweepVariable+"="+dir, guestVariable+"="+g)
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		require.NoError(t, err)

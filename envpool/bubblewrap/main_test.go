@@ -17,9 +17,12 @@ import (
 	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
 )
 
+// guestVariable names rlguest in the environment of a child of a test.
+const guestVariable = "RLFLEET_GUEST"
+
 // guestFile is rlguest, built once for all tests; a child of a test gets it by the variable.
 var guestFile = sync.OnceValues(func() (string, error) {
-	if f := os.Getenv(bubblewrap.GuestVariable); f != "" {
+	if f := os.Getenv(guestVariable); f != "" {
 		return f, nil
 	}
 	f := filepath.Join(buildDir, "rlguest")

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/rlfleet/rlfleet/envpool"
-	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
 	"github.com/rlfleet/rlfleet/envpool/envpooltest"
 )
 
@@ -65,7 +64,7 @@ func TestSuiteRootless(t *testing.T) {
 	cmd.Dir = work
 	cmd.Env = []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + work,
-		bubblewrap.GuestVariable + "=" + filepath.Join(dir, "rlguest"), envpooltest.AttackVariable + "=" + attack,
+		guestVariable + "=" + filepath.Join(dir, "rlguest"), envpooltest.AttackVariable + "=" + attack,
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	out, err := cmd.CombinedOutput()

@@ -1,10 +1,12 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"time"
 
@@ -37,7 +39,7 @@ func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error
 		return nil, fmt.Errorf("roles: host directory: %w", err)
 	}
 	b := bubblewrap.DefaultConfig(abs)
-	b.Guest, b.Log = cfg.Guest, cfg.Log
+	b.Guest, b.Log = cmp.Or(cfg.Guest, os.Getenv(guestVariable)), cfg.Log
 	rt, err := bubblewrap.New(b)
 	if err != nil {
 		return nil, err
@@ -48,6 +50,9 @@ func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error
 	}
 	return h, nil
 }
+
+// guestVariable names rlguest where no flag does and it does not lie beside the program.
+const guestVariable = "RLFLEET_GUEST"
 
 // maxSandboxes bounds the sandboxes of one machine that work at a time; further
 // claims wait in line. More than a few per core only costs memory.
