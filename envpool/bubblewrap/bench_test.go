@@ -165,5 +165,5 @@ func BenchmarkCold(b *testing.B) {
 func BenchmarkIdle(b *testing.B) {
 	need(b)
 	newHost(b, envpool.DefaultConfig(), config(b, b.TempDir()))
-	measure(b, func() { time.Sleep(time.Second) })
+	measure(b, func() { <-time.After(time.Second) })
 }

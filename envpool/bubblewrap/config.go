@@ -69,8 +69,8 @@ func findGuest() (string, error) {
 		return "", err
 	}
 	beside := filepath.Join(filepath.Dir(self), "rlguest")
-	if _, err := os.Stat(beside); err == nil {
-		return beside, nil
+	if _, err := os.Stat(beside); err != nil {
+		return "", fmt.Errorf("it belongs beside %s; run: make build: %w", self, err)
 	}
-	return "", fmt.Errorf("there is no %s; put it there or name it", beside)
+	return beside, nil
 }

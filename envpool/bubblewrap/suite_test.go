@@ -49,7 +49,7 @@ func TestSuiteRootless(t *testing.T) {
 	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		require.NoError(t, os.Chmod(d, 0o755))
 	}
-	attack, err := envpooltest.BuildAttack(dir)
+	_, err = envpooltest.BuildAttack(dir) // beside the test program, where the suite looks
 	require.NoError(t, err)
 	const user = 54321
 	work := filepath.Join(dir, "work")
@@ -62,10 +62,7 @@ func TestSuiteRootless(t *testing.T) {
 	}
 	cmd := exec.Command(filepath.Join(dir, "test"), "-test.run", "^(TestSuite|TestCrash|TestSweep)$", "-test.v", "-test.timeout", "5m")
 	cmd.Dir = work
-	cmd.Env = []string{
-		"PATH=" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + work,
-		guestVariable + "=" + filepath.Join(dir, "rlguest"), envpooltest.AttackVariable + "=" + attack,
-	}
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + work, "TMPDIR=" + work, guestVariable + "=" + filepath.Join(dir, "rlguest")}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)

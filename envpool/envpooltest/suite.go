@@ -57,7 +57,7 @@ type bench struct {
 
 // ctx bounds a whole test, generously.
 func (b *bench) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(b.t.Context(), 2*time.Minute)
 	b.t.Cleanup(cancel)
 	return ctx
 }
@@ -168,10 +168,6 @@ func (x *box) processes() string {
 	return x.out(`for p in /proc/[0-9]*; do n=${p#/proc/}; [ $n = 1 ] || [ $n = $$ ] || tr '\0' ' ' <$p/cmdline; done 2>/dev/null; true`)
 }
 
-// AttackVariable names the environment variable that says where the attack
-// program is, for those who run the suite where it cannot be built.
-const AttackVariable = "ENVPOOLTEST_ATTACK"
-
 // BuildAttack builds the attack program into a directory and returns its path.
 func BuildAttack(dir string) (string, error) {
 	file := filepath.Join(dir, "attack")
@@ -183,10 +179,15 @@ func BuildAttack(dir string) (string, error) {
 	return file, nil
 }
 
-// attackFile is the attack program, built once.
+// attackFile is the attack program, built once or, for those who run the suite
+// where it cannot be built, found beside the test program.
 var attackFile = sync.OnceValues(func() ([]byte, error) {
-	if f := os.Getenv(AttackVariable); f != "" {
-		return os.ReadFile(f)
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	if b, err := os.ReadFile(filepath.Join(filepath.Dir(self), "attack")); err == nil {
+		return b, nil
 	}
 	dir, err := os.MkdirTemp("", "attack-")
 	if err != nil {
