@@ -31,8 +31,7 @@ func (s *session) apart(ctx context.Context) error {
 		return fmt.Errorf("open the log: %w", err)
 	}
 	defer logs.Close()
-	children := roles.NewChildren(program, s.log, logs)
-	// The coordinator ends after the others.
+	// The workers end first, then what they work with, then the coordinator.
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	coordinator := roles.NewChildren(program, s.log, logs)
 	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address}}, drainWithin)
@@ -42,10 +41,20 @@ func (s *session) apart(ctx context.Context) error {
 		return err
 	}
 	return s.withCoordinator(ctx, func(ctx context.Context, _ *client.Client) (func() error, error) {
-		for _, c := range s.children(address) {
-			children.Start(ctx, c, drainWithin)
+		workers, services := roles.NewChildren(program, s.log, logs), roles.NewChildren(program, s.log, logs)
+		under, stopServices := context.WithCancel(context.WithoutCancel(ctx))
+		for _, c := range s.children(address, "host", "engine", "publisher") {
+			services.Start(under, c, drainWithin)
 		}
-		return func() error { children.Wait(); return nil }, nil
+		for _, c := range s.children(address, "verifier", "trainer", "rollout") {
+			workers.Start(ctx, c, drainWithin)
+		}
+		return func() error {
+			workers.Wait()
+			stopServices()
+			services.Wait()
+			return nil
+		}, nil
 	})
 }
 
@@ -74,7 +83,8 @@ func freeAddress() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-func (s *session) children(address string) []roles.Child {
+// children returns the processes of some roles.
+func (s *session) children(address string, names ...string) []roles.Child {
 	common := []string{"--experiment", s.file, "--run", s.run, "--coordinator", address}
 	for _, x := range s.flags.sets {
 		common = append(common, "--set", x)
@@ -86,13 +96,16 @@ func (s *session) children(address string) []roles.Child {
 		common = append(common, "--guest", s.flags.guest)
 	}
 	var out []roles.Child
-	for _, role := range []string{"host", "engine", "publisher", "verifier", "trainer"} {
-		out = append(out, roles.Child{Name: role, Args: append([]string{role}, common...)})
-	}
-	n := s.plan.Experiment.Spec.Rollout.Workers
-	for i := range n {
-		args := append([]string{"rollout", "--index", fmt.Sprint(i), "--of", fmt.Sprint(n)}, common...)
-		out = append(out, roles.Child{Name: fmt.Sprintf("rollout-%d", i), Args: args})
+	for _, role := range names {
+		if role != "rollout" {
+			out = append(out, roles.Child{Name: role, Args: append([]string{role}, common...)})
+			continue
+		}
+		n := s.plan.Experiment.Spec.Rollout.Workers
+		for i := range n {
+			args := append([]string{"rollout", "--index", fmt.Sprint(i), "--of", fmt.Sprint(n)}, common...)
+			out = append(out, roles.Child{Name: fmt.Sprintf("rollout-%d", i), Args: args})
+		}
 	}
 	return out
 }
