@@ -76,12 +76,13 @@ type Config struct {
 	Concurrency int           // most episodes at once
 	Flush       time.Duration // longest that a finished episode waits to be sealed
 	ShardBytes  int           // a shard closes at this size
+	Every       time.Duration // least time between two requests for work: slots that end together are filled together
 	Drain       time.Duration // how long running episodes may go on when the worker stops
 }
 
 // DefaultConfig returns the usual sizes.
 func DefaultConfig() Config {
-	return Config{Concurrency: 64, Flush: time.Second, ShardBytes: 64 << 20, Drain: 20 * time.Second}
+	return Config{Concurrency: 64, Flush: time.Second, ShardBytes: 64 << 20, Every: 20 * time.Millisecond, Drain: 20 * time.Second}
 }
 
 // Validate refuses sizes that cannot work.

@@ -80,6 +80,9 @@ func (w *Worker) lease(ctx, play context.Context) error {
 				}
 			}
 		}
+		if err := slots.Pause(ctx, w.cfg.Every); err != nil {
+			return nil
+		}
 		if granted > 0 && granted == free {
 			continue
 		}

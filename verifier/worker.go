@@ -60,12 +60,13 @@ type Deps struct {
 type Config struct {
 	Concurrency int           // most jobs at once
 	Flush       time.Duration // longest that a judgement waits to be committed
+	Every       time.Duration // least time between two requests for work: slots that end together are filled together
 	Drain       time.Duration // how long running jobs may go on when the verifier stops
 }
 
 // DefaultConfig returns the usual sizes.
 func DefaultConfig() Config {
-	return Config{Concurrency: 16, Flush: 250 * time.Millisecond, Drain: 20 * time.Second}
+	return Config{Concurrency: 16, Flush: 250 * time.Millisecond, Every: 20 * time.Millisecond, Drain: 20 * time.Second}
 }
 
 // maxRows closes a shard of verdicts.
@@ -138,6 +139,9 @@ func (w *Worker) lease(ctx, work context.Context) {
 					w.start(work, g, time.Duration(res.TtlNs))
 				}
 			}
+		}
+		if err := slots.Pause(ctx, w.cfg.Every); err != nil {
+			return
 		}
 		if granted > 0 && granted == free {
 			continue

@@ -1,7 +1,11 @@
 // Package slots bounds how many pieces of work run at once and says when one ends.
 package slots
 
-import "sync"
+import (
+	"context"
+	"sync"
+	"time"
+)
 
 // Slots is safe for concurrent use.
 type Slots struct {
@@ -69,3 +73,15 @@ func (s *Slots) OnEnd(f func()) {
 
 // Wait returns when nothing runs any more; nothing may be started meanwhile.
 func (s *Slots) Wait() { s.done.Wait() }
+
+// Pause waits for d, or returns ctx's error when it ends first.
+func Pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
