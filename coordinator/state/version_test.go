@@ -23,6 +23,8 @@ func TestPublish(t *testing.T) {
 	require.Equal(t, "another publisher", m.leasePublish().WaitsFor)
 	require.False(t, m.s.Work(m.run).Publish)
 	require.Equal(t, raftlog.Code_CODE_INVALID, m.finishPublish(p, true, "").Code, "nobody serves it")
+	other := &raftlog.LeasePublishResult{Version: 1, Fence: p.Fence}
+	require.Equal(t, raftlog.Code_CODE_FENCED, m.finishPublish(other, true, "", "engine-1").Code, "the lease is of version 0")
 	require.Equal(t, raftlog.Code_CODE_OK, m.finishPublish(p, true, "", "engine-1").Code)
 	require.Equal(t, raftlog.Code_CODE_FENCED, m.finishPublish(p, true, "", "engine-1").Code)
 	require.Zero(t, m.r().Live)
