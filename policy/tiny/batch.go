@@ -95,7 +95,7 @@ func (b *Batcher) run(seqs []Sequence, loss Loss, backward bool) error {
 	}
 	var load [Shards]int
 	for _, s := range b.shards {
-		s.todo = s.todo[:0]
+		s.turn = s.turn[:0]
 	}
 	for i, s := range seqs {
 		if s.Actions() == 0 {
@@ -108,7 +108,7 @@ func (b *Batcher) run(seqs []Sequence, loss Loss, backward bool) error {
 			}
 		}
 		load[least] += len(s.Tokens)
-		b.shards[least].todo = append(b.shards[least].todo, i)
+		b.shards[least].turn = append(b.shards[least].turn, i)
 	}
 	var wg sync.WaitGroup
 	for _, s := range b.shards {

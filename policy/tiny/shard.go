@@ -26,7 +26,7 @@ type activations struct {
 // shard runs the sequences dealt to it, chunk by chunk.
 type shard struct {
 	m    *Model
-	todo []int
+	turn []int
 	g    []float32 // gradient, layout of the weights
 	gt   []float32 // gradient of the linears summed transposed, layout of Model.t
 
@@ -59,8 +59,8 @@ func (s *shard) run(seqs []Sequence, loss Loss, backward bool) {
 		clear(s.g)
 		clear(s.gt)
 	}
-	for at := 0; at < len(s.todo); {
-		at += s.pack(seqs, s.todo[at:])
+	for at := 0; at < len(s.turn); {
+		at += s.pack(seqs, s.turn[at:])
 		s.forward()
 		s.head()
 		for _, p := range s.spans {
@@ -77,11 +77,11 @@ func (s *shard) run(seqs []Sequence, loss Loss, backward bool) {
 	}
 }
 
-// pack lays the first sequences of todo side by side and returns how many.
-func (s *shard) pack(seqs []Sequence, todo []int) int {
+// pack lays the first sequences of turn side by side and returns how many.
+func (s *shard) pack(seqs []Sequence, turn []int) int {
 	s.ids, s.pos, s.rows, s.goal, s.spans = s.ids[:0], s.pos[:0], s.rows[:0], s.goal[:0], s.spans[:0]
 	heads, probs := s.m.cfg.NumAttentionHeads, 0
-	for k, i := range todo {
+	for k, i := range turn {
 		q := seqs[i]
 		n := len(q.Tokens)
 		for !q.Action[n-1] {
@@ -104,7 +104,7 @@ func (s *shard) pack(seqs []Sequence, todo []int) int {
 		probs += heads * n * (n + 1) / 2
 		s.spans = append(s.spans, p)
 	}
-	return len(todo)
+	return len(turn)
 }
 
 // probsLen returns the length of a layer's probability buffer.
