@@ -95,7 +95,7 @@ func (b *Batcher) run(seqs []Sequence, loss Loss, backward bool) error {
 	}
 	var load [Shards]int
 	for _, s := range b.shards {
-		s.turn = s.turn[:0]
+		s.share = s.share[:0]
 	}
 	for i, s := range seqs {
 		if s.Actions() == 0 {
@@ -108,7 +108,7 @@ func (b *Batcher) run(seqs []Sequence, loss Loss, backward bool) error {
 			}
 		}
 		load[least] += len(s.Tokens)
-		b.shards[least].turn = append(b.shards[least].turn, i)
+		b.shards[least].share = append(b.shards[least].share, i)
 	}
 	var wg sync.WaitGroup
 	for _, s := range b.shards {

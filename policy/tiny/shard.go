@@ -25,10 +25,10 @@ type activations struct {
 
 // shard runs the sequences dealt to it, chunk by chunk.
 type shard struct {
-	m    *Model
-	turn []int
-	g    []float32 // gradient, layout of the weights
-	gt   []float32 // gradient of the linears summed transposed, layout of Model.t
+	m     *Model
+	share []int
+	g     []float32 // gradient, layout of the weights
+	gt    []float32 // gradient of the linears summed transposed, layout of Model.t
 
 	ids   []int32
 	pos   []int32
@@ -59,8 +59,8 @@ func (s *shard) run(seqs []Sequence, loss Loss, backward bool) {
 		clear(s.g)
 		clear(s.gt)
 	}
-	for at := 0; at < len(s.turn); {
-		at += s.pack(seqs, s.turn[at:])
+	for at := 0; at < len(s.share); {
+		at += s.pack(seqs, s.share[at:])
 		s.forward()
 		s.head()
 		for _, p := range s.spans {
@@ -77,11 +77,11 @@ func (s *shard) run(seqs []Sequence, loss Loss, backward bool) {
 	}
 }
 
-// pack lays the first sequences of turn side by side and returns how many.
-func (s *shard) pack(seqs []Sequence, turn []int) int {
+// pack lays the first sequences of share side by side and returns how many.
+func (s *shard) pack(seqs []Sequence, share []int) int {
 	s.ids, s.pos, s.rows, s.goal, s.spans = s.ids[:0], s.pos[:0], s.rows[:0], s.goal[:0], s.spans[:0]
 	heads, probs := s.m.cfg.NumAttentionHeads, 0
-	for k, i := range turn {
+	for k, i := range share {
 		q := seqs[i]
 		n := len(q.Tokens)
 		for !q.Action[n-1] {
@@ -104,7 +104,7 @@ func (s *shard) pack(seqs []Sequence, turn []int) int {
 		probs += heads * n * (n + 1) / 2
 		s.spans = append(s.spans, p)
 	}
-	return len(turn)
+	return len(share)
 }
 
 // probsLen returns the length of a layer's probability buffer.
