@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -112,6 +113,36 @@ func BenchmarkUse(b *testing.B) {
 				require.NoError(b, h.Release(ctx, hd))
 			})
 		})
+	}
+}
+
+// BenchmarkUseParallel is BenchmarkUse with many more claimants than slots, as a fleet of rollouts has.
+func BenchmarkUseParallel(b *testing.B) {
+	need(b)
+	ctx := context.Background()
+	h := newHost(b, envpool.DefaultConfig(), config(b, b.TempDir()))
+	id := files(b, h)
+	var n atomic.Int64
+	before, mine := busy(b), own(b)
+	b.SetParallelism(100)
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			hd, err := h.Claim(ctx, claim(id, int(n.Add(1))))
+			if err == nil {
+				_, err = h.Exec(ctx, hd, envpool.Command{Argv: []string{"sh", "-c", "cat F2"}})
+			}
+			if err == nil {
+				err = h.Release(ctx, hd)
+			}
+			if err != nil {
+				b.Error(err)
+				return
+			}
+		}
+	})
+	b.ReportMetric((busy(b)-before)/float64(b.N), "cpu-ms/op")
+	if mine > 0 {
+		b.ReportMetric((own(b)-mine)/float64(b.N), "own-ms/op")
 	}
 }
 

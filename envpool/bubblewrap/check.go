@@ -21,6 +21,9 @@ func Check() error {
 	if err != nil {
 		return errNoBwrap
 	}
+	if old := kernelBefore(5, 11); old != "" {
+		return missing("kernel "+old+" mounts no overlays for unprivileged users, 5.11 and newer do", "apt-get install -y linux-image-$(dpkg --print-architecture) && reboot")
+	}
 	if b, err := os.ReadFile("/proc/filesystems"); err == nil && !bytes.Contains(b, []byte("\toverlay\n")) {
 		return missing("the kernel has no overlay file system", "modprobe overlay")
 	}

@@ -191,6 +191,7 @@ func (g *group) close() error {
 			f.Close()
 		}
 	}
+	g.oom, g.pids, g.current = nil, nil, nil
 	for _, d := range g.remove {
 		errs = append(errs, rmdirSoon(d))
 	}

@@ -43,8 +43,9 @@ type slot struct {
 	dead   chan struct{}
 	die    sync.Once
 	reason error // why it died; read after dead
-	close  sync.Once
-	closed error
+
+	closing sync.Mutex // guards closed
+	closed  bool
 
 	mu    sync.Mutex // guards pidfd
 	pidfd int        // of the guest; −1: none
@@ -204,28 +205,33 @@ func (s *slot) kill() {
 // Dead implements envpool.Slot.
 func (s *slot) Dead() <-chan struct{} { return s.dead }
 
-// Close implements envpool.Slot.
+// Close implements envpool.Slot. After an error it may be tried again.
 func (s *slot) Close(ctx context.Context) error {
-	s.close.Do(func() {
-		s.conn.Close()
-		s.fail(errors.New("it was closed"))
-		s.kill()
-		select {
-		case <-s.exited:
-		case <-ctx.Done():
-			s.closed = fmt.Errorf("bubblewrap: close: process %d does not end: %w", s.cmd.Process.Pid, ctx.Err())
-			return
-		}
-		s.mu.Lock()
-		if s.pidfd >= 0 {
-			unix.Close(s.pidfd)
-			s.pidfd = -1
-		}
-		s.mu.Unlock()
-		s.closed = s.group.close()
-		s.r.free(s.index)
-	})
-	return s.closed
+	s.closing.Lock()
+	defer s.closing.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.conn.Close()
+	s.fail(errors.New("it was closed"))
+	s.kill()
+	select {
+	case <-s.exited:
+	case <-ctx.Done():
+		return fmt.Errorf("bubblewrap: close: process %d does not end: %w", s.cmd.Process.Pid, ctx.Err())
+	}
+	s.mu.Lock()
+	if s.pidfd >= 0 {
+		unix.Close(s.pidfd)
+		s.pidfd = -1
+	}
+	s.mu.Unlock()
+	if err := s.group.close(); err != nil {
+		return fmt.Errorf("bubblewrap: close: %w", err)
+	}
+	s.closed = true
+	s.r.free(s.index)
+	return nil
 }
 
 // died is the error of a call on a slot that cannot go on.
