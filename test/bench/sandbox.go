@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/rlfleet/rlfleet/coordinator/lease"
+	"github.com/rlfleet/rlfleet/envpool"
+	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
+)
+
+// command is what an agent's tool call runs.
+var command = []string{"sh", "-c", "cat F2"}
+
+const content = "content of F2\n"
+
+// sandboxes is a host with a template like the demo's.
+type sandboxes struct {
+	*envpool.Pool
+	snapshot envpool.SnapshotID
+	claims   int
+}
+
+// withHost calls f with a host that ends afterwards.
+func (b *bench) withHost(ctx context.Context, cfg envpool.Config, f func(*sandboxes) error) (err error) {
+	if err := bubblewrap.Check(); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "rlfleet-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	c := bubblewrap.DefaultConfig(filepath.Join(dir, "host"))
+	c.Guest = filepath.Join(b.bin, "rlguest")
+	rt, err := bubblewrap.New(c)
+	if err != nil {
+		return err
+	}
+	p, err := envpool.NewHost(ctx, cfg, rt)
+	if err != nil {
+		return errors.Join(err, rt.Close())
+	}
+	defer func() {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+		defer cancel()
+		err = errors.Join(err, p.Close(cctx))
+	}()
+	files := filepath.Join(dir, "files")
+	if err := os.Mkdir(files, 0o755); err != nil {
+		return err
+	}
+	for _, n := range []string{"F1", "F2", "F3"} {
+		if err := os.WriteFile(filepath.Join(files, n), []byte("content of "+n+"\n"), 0o644); err != nil {
+			return err
+		}
+	}
+	id, err := p.Prepare(ctx, envpool.Template{Digest: "sha256:f11e5", Image: "host", Layers: []envpool.Layer{{Source: files, Dest: "/app"}}})
+	if err != nil {
+		return err
+	}
+	return f(&sandboxes{Pool: p, snapshot: id})
+}
+
+func (s *sandboxes) claim(ctx context.Context) (envpool.Handle, error) {
+	s.claims++
+	return s.Claim(ctx, envpool.Claim{
+		Lease: lease.Token{Resource: "bench/" + strconv.Itoa(s.claims), Fence: 1}, Snapshot: s.snapshot, Quota: envpool.QuotaAgent, Entropy: uint64(s.claims),
+	})
+}
+
+func (s *sandboxes) exec(ctx context.Context, h envpool.Handle) error {
+	r, err := s.Exec(ctx, h, envpool.Command{Argv: command})
+	if err == nil && string(r.Stdout) != content {
+		err = fmt.Errorf("the command printed %q and %q", r.Stdout, r.Stderr)
+	}
+	return err
+}
+
+// use is claim, perhaps a command, and release, which returns when the reset is proven.
+func (s *sandboxes) use(ctx context.Context, run bool) error {
+	h, err := s.claim(ctx)
+	if err != nil {
+		return err
+	}
+	if run {
+		if err := s.exec(ctx, h); err != nil {
+			return err
+		}
+	}
+	return s.Release(ctx, h)
+}
+
+// sandboxUse measures the processor time of one use on the whole machine.
+func (b *bench) sandboxUse(ctx context.Context) ([]line, error) {
+	var lines []line
+	err := b.withHost(ctx, envpool.DefaultConfig(), func(s *sandboxes) error {
+		for range 20 { // caches and templates are warm
+			if err := s.use(ctx, true); err != nil {
+				return err
+			}
+		}
+		for _, c := range []struct {
+			name string
+			run  bool
+		}{{"sandbox_use_cpu", true}, {"sandbox_use_cpu_no_command", false}} {
+			ms, err := b.usesCPU(ctx, s, c.name, c.run)
+			if err != nil {
+				return err
+			}
+			lines = append(lines, line{c.name, ms, "ms", atMost(4)})
+		}
+		return nil
+	})
+	return lines, err
+}
+
+// usesCPU returns milliseconds of system-wide processor time of one use: the
+// least of three repetitions, less what an idle machine used by itself at its quietest.
+func (b *bench) usesCPU(ctx context.Context, s *sandboxes, name string, run bool) (float64, error) {
+	n := b.count(600, 100)
+	idle, gross := math.Inf(1), math.Inf(1)
+	mine := math.Inf(1) // of this process and its descendants, which no other load is in
+	var wall time.Duration
+	for range 3 {
+		d, err := drift(ctx, 700*time.Millisecond)
+		if err != nil {
+			return 0, err
+		}
+		idle = min(idle, d)
+		before, err := busy()
+		if err != nil {
+			return 0, err
+		}
+		t, err := treeOf(os.Getpid())
+		if err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		for range n {
+			if err := s.use(ctx, run); err != nil {
+				return 0, err
+			}
+		}
+		took := time.Since(began)
+		after, err := busy()
+		if err != nil {
+			return 0, err
+		}
+		u, err := treeOf(os.Getpid())
+		if err != nil {
+			return 0, err
+		}
+		mine = min(mine, milli(u.cpu()-t.cpu())/float64(n))
+		if x := milli(after-before) / float64(n); x < gross {
+			gross, wall = x, took
+		}
+	}
+	least := gross - idle*milli(wall)/float64(n)
+	b.note("%s: %.2f ms in all, %.2f ms less what else runs (%.2f cores); %.2f ms of it in processes of our own", name, gross, least, idle, mine)
+	if idle > busyCores {
+		b.note("%s: the machine is not idle (load %s): the line has all of it, of which the use is a part", name, load())
+		return gross, nil
+	}
+	return least, nil
+}
+
+// busyCores is how much of other programs can be subtracted; on a machine with
+// more what they use meanwhile is not what they used before.
+const busyCores = 0.15
+
+func milli(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// median of the durations, which it sorts.
+func median(d []time.Duration) time.Duration {
+	slices.Sort(d)
+	return d[len(d)/2]
+}
+
+// sandboxExec measures the round trip of a command in a warm sandbox.
+func (b *bench) sandboxExec(ctx context.Context) ([]line, error) {
+	var took []time.Duration
+	err := b.withHost(ctx, envpool.DefaultConfig(), func(s *sandboxes) error {
+		h, err := s.claim(ctx)
+		if err != nil {
+			return err
+		}
+		for range b.count(500, 100) {
+			began := time.Now()
+			if err := s.exec(ctx, h); err != nil {
+				return err
+			}
+			took = append(took, time.Since(began))
+		}
+		return s.Release(ctx, h)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return []line{{"sandbox_exec_p50", milli(median(took)), "ms", atMost(5)}}, nil
+}
+
+// sandboxCold compares a sandbox made for one command with a bare bwrap around the same command, in turns.
+func (b *bench) sandboxCold(ctx context.Context) ([]line, error) {
+	cfg := envpool.DefaultConfig()
+	cfg.WarmLow, cfg.WarmHigh = 0, 0
+	var ours, bare []time.Duration
+	err := b.withHost(ctx, cfg, func(s *sandboxes) error {
+		n := b.count(100, 20)
+		for i := range n + 5 {
+			began := time.Now()
+			if err := s.use(ctx, true); err != nil {
+				return err
+			}
+			made := time.Now()
+			if err := bareBwrap(ctx); err != nil {
+				return err
+			}
+			if i >= 5 { // the first ones fill caches
+				ours, bare = append(ours, made.Sub(began)), append(bare, time.Since(made))
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	mo, mb := median(ours), median(bare)
+	b.note("sandbox_cold: median %.1f ms against %.1f ms of bwrap", milli(mo), milli(mb))
+	return []line{{"sandbox_cold_to_bwrap", float64(mo) / float64(mb), "ratio", atMost(2)}}, nil
+}
+
+// bareBwrap is what a sandbox costs without rlfleet: made, one command, gone.
+func bareBwrap(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, "bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--ro-bind", "/usr", "/usr",
+		"--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib", "--symlink", "usr/lib64", "/lib64", "--proc", "/proc", "--dev", "/dev",
+		"--tmpfs", "/app", "--", "sh", "-c", "echo content of F2 >/app/F2; cat /app/F2").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("bwrap: %w: %s", err, out)
+	}
+	return nil
+}
