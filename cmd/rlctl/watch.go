@@ -131,8 +131,7 @@ func (w *watcher) fill(ctx context.Context, run *raftlog.Run, st *progress.Statu
 	}
 	for _, r := range v.Records {
 		if n := r.GetNode(); n != nil && n.Role == "host" {
-			st.Sandboxes += int(n.AgentsReserved + n.VerifiersReserved)
-			st.SandboxesMax += int(n.Agents + n.Verifiers)
+			st.Sandboxes += int(n.Sandboxes)
 		}
 		if c := r.GetClock(); c != nil {
 			st.Since = time.Duration(c.NowNs - run.ProgressNs)

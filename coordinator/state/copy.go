@@ -65,7 +65,7 @@ func cloneNode(n *raftlog.Node) *raftlog.Node {
 	return &raftlog.Node{
 		Role: n.Role, Name: n.Name, Incarnation: n.Incarnation, State: n.State, Address: n.Address, Fence: n.Fence,
 		ExpiryNs: n.ExpiryNs, Agents: n.Agents, Verifiers: n.Verifiers, AgentsReserved: n.AgentsReserved,
-		VerifiersReserved: n.VerifiersReserved, Version: n.Version, Labels: n.Labels,
+		VerifiersReserved: n.VerifiersReserved, Version: n.Version, Labels: n.Labels, Sandboxes: n.Sandboxes,
 	}
 }
 

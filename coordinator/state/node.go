@@ -155,8 +155,11 @@ func (s *State) heartbeat(h *raftlog.Heartbeat) *raftlog.Result {
 	if h.Draining {
 		n.State = raftlog.NodeState_NODE_STATE_DRAINING
 	}
-	if n.Role == RoleEngine {
+	switch n.Role {
+	case RoleEngine:
 		n.Version = h.EngineVersion
+	case RoleHost:
+		n.Sandboxes = int32(len(h.Held))
 	}
 	s.putNode(n)
 	for _, held := range h.Held {

@@ -2509,6 +2509,7 @@ type Node struct {
 	VerifiersReserved int32                  `protobuf:"varint,11,opt,name=verifiers_reserved,json=verifiersReserved,proto3" json:"verifiers_reserved,omitempty"`
 	Version           int64                  `protobuf:"varint,12,opt,name=version,proto3" json:"version,omitempty"` // engine: version served; -1 when none
 	Labels            map[string]string      `protobuf:"bytes,13,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Sandboxes         int32                  `protobuf:"varint,14,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"` // host: that it said it serves in its last heartbeat
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -2632,6 +2633,13 @@ func (x *Node) GetLabels() map[string]string {
 		return x.Labels
 	}
 	return nil
+}
+
+func (x *Node) GetSandboxes() int32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
 }
 
 type EvalResult struct {
@@ -3190,7 +3198,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12'\n" +
 	"\x05lease\x18\x03 \x01(\v2\x11.raftlog.v1.LeaseR\x05lease\x12\x1b\n" +
-	"\twaits_for\x18\x04 \x01(\tR\bwaitsFor\"\xe3\x03\n" +
+	"\twaits_for\x18\x04 \x01(\tR\bwaitsFor\"\x81\x04\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04role\x18\x01 \x01(\tR\x04role\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12 \n" +
@@ -3205,7 +3213,8 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	" \x01(\x05R\x0eagentsReserved\x12-\n" +
 	"\x12verifiers_reserved\x18\v \x01(\x05R\x11verifiersReserved\x12\x18\n" +
 	"\aversion\x18\f \x01(\x03R\aversion\x124\n" +
-	"\x06labels\x18\r \x03(\v2\x1c.raftlog.v1.Node.LabelsEntryR\x06labels\x1a9\n" +
+	"\x06labels\x18\r \x03(\v2\x1c.raftlog.v1.Node.LabelsEntryR\x06labels\x12\x1c\n" +
+	"\tsandboxes\x18\x0e \x01(\x05R\tsandboxes\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe7\x01\n" +
