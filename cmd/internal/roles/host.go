@@ -31,8 +31,7 @@ func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error
 		pool := cfg.Plan.Envs[i].Spec.Environment.Pool
 		c.WarmLow, c.MaxAgents = max(c.WarmLow, pool.Warm), c.MaxAgents+pool.Max
 	}
-	c.MaxAgents = min(c.MaxAgents, maxSandboxes)
-	c.MaxVerifiers = max(4, c.MaxAgents/2)
+	c.MaxVerifiers = min(max(4, c.MaxAgents), maxVerifiers)
 	c.WarmHigh = max(c.WarmHigh, c.MaxAgents+c.MaxVerifiers)
 	abs, err := filepath.Abs(dir)
 	if err != nil {
@@ -54,9 +53,9 @@ func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error
 // guestVariable names rlguest where no flag does and it does not lie beside the program.
 const guestVariable = "RLFLEET_GUEST"
 
-// maxSandboxes bounds the sandboxes of one machine that work at a time; further
-// claims wait in line. More than a few per core only costs memory.
-const maxSandboxes = 24
+// maxVerifiers bounds the verifiers of one machine: they do not wait for anything
+// but its cores, and further claims stand in line.
+const maxVerifiers = 16
 
 // RunHost registers an environment host and serves it until ctx ends.
 func (p *Process) RunHost(ctx context.Context) error {
