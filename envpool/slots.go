@@ -6,15 +6,34 @@ import (
 	"time"
 )
 
-// take returns a living slot: a warm one or, where none is, a new one.
+// take returns a living slot: a warm one or, where none is, a new one. That
+// none can be made is the host's trouble and says nothing of what it was for:
+// it is tried again for a while, and then the kind is ErrNoSlot.
 func (p *Pool) take(ctx context.Context) (Slot, error) {
+	const patience = 5 * time.Second
+	pause, late := 100*time.Millisecond, time.Now().Add(patience)
 	for {
 		p.mu.Lock()
 		n := len(p.warm)
 		if n == 0 {
 			p.slots++
 			p.mu.Unlock()
-			return p.start(ctx)
+			s, err := p.start(ctx)
+			if err == nil {
+				return s, nil
+			}
+			if cerr := ctx.Err(); cerr != nil {
+				return nil, fmt.Errorf("%w: %w", ErrNoSlot, cerr)
+			}
+			if time.Now().Add(pause).After(late) {
+				return nil, fmt.Errorf("%w and none can be made: %v", ErrNoSlot, err) //nolint:errorlint // not its kind
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			pause *= 2
+			continue
 		}
 		s := p.warm[n-1]
 		p.warm = p.warm[:n-1]
