@@ -118,8 +118,21 @@ func (s *State) waits(r *raftlog.Run) string {
 	what := fmt.Sprintf("episodes (%d queued, %d acting, %d to judge, %d being judged)", c.queued, c.leased, c.jobs, c.judged)
 	if slow != nil {
 		what += fmt.Sprintf("; the oldest is %d/%d, leased %s ago, waiting for %s", slow.Group, slow.Index, seconds(s.clock.NowNs-slow.Lease.GrantedNs), slow.WaitsFor)
+		if slow.LastFailure != "" {
+			what += fmt.Sprintf(" (attempt %d; the one before ended with %s)", slow.Attempt, clip(slow.LastFailure))
+		}
 	}
 	return what
+}
+
+// clip makes one line of a message and keeps its beginning.
+func clip(s string) string {
+	const most = 300
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
 }
 
 const maskedAlarm = "masked"

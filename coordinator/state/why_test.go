@@ -21,6 +21,10 @@ func TestWhy(t *testing.T) {
 			func(m *machine) { m.live(); m.lease(3); m.advance(7 * second) },
 			"It waits for episodes (1 queued, 3 acting, 0 to judge, 0 being judged); the oldest is 1/0, leased 7s ago, waiting for model. Last progress 7s ago: version 0 went live.",
 		},
+		"an attempt after one that failed": {
+			func(m *machine) { m.live(); m.failEpisode(m.lease(1)[0], "env_crash"); m.lease(4) },
+			"the oldest is 1/0, leased 0s ago, waiting for start (attempt 2; the one before ended with env_crash: ",
+		},
 		"verdicts": {func(m *machine) { m.live(); m.seal(m.lease(1)[0]) }, "(1 queued, 0 acting, 1 to judge, 0 being judged). Last"},
 		"a batch": {func(m *machine) {
 			m.live()
