@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rlfleet/rlfleet/outcome"
 	"github.com/rlfleet/rlfleet/store"
 	"github.com/rlfleet/rlfleet/store/file"
 	"github.com/rlfleet/rlfleet/trajectory"
@@ -79,8 +80,11 @@ func trajRowOf(a *trajectory.Attempt) trajRow {
 	switch {
 	case a.Settled != nil:
 		x.State, x.Verdict, x.Reward, x.Disposition = "settled", a.Settled.Verdict, a.Settled.Reward, a.Settled.Disposition
-	case a.Lost != nil:
-		x.State, x.End = "lost", a.Lost.Reason
+	case a.Lost != nil: // no reward, in no statistics; another attempt replaces it, or its group has ended too
+		x.State, x.End, x.Verdict, x.Disposition = "lost", a.Lost.Reason, string(outcome.NotRun), string(outcome.Drop)
+		if class, _ := outcome.Class(outcome.EndReason(x.End)); class == outcome.ClassVerifier {
+			x.Verdict = string(outcome.Indeterminate)
+		}
 	}
 	if end := a.Group.End; end != nil {
 		x.GroupEnd = end.Outcome
