@@ -65,12 +65,12 @@ func (w *Worker) lease(ctx, play context.Context) error {
 		changed, freed, free := w.deps.Coordinator.Changed(), w.slots.Freed(), w.slots.Free()
 		granted := 0
 		if free > 0 {
-			res, err := w.deps.Coordinator.LeaseEpisodes(ctx, w.run.ID, free)
+			res, err := w.ask(ctx, play, free)
 			switch {
-			case ctx.Err() != nil:
-				return nil
 			case errors.Is(err, lease.ErrFenced):
 				// The session registers again; its change wakes us.
+			case err != nil && ctx.Err() != nil:
+				return nil
 			case err != nil:
 				w.deps.Log.Warn("lease episodes", "err", err)
 			default:
@@ -94,6 +94,26 @@ func (w *Worker) lease(ctx, play context.Context) error {
 		case <-time.After(5 * time.Second): // a change that was lost must not stop the worker
 		}
 	}
+}
+
+// lateAnswer is how long an answer is waited for that is on its way when a worker stops.
+const lateAnswer = 2 * time.Second
+
+// ask leases episodes. It outlives ctx for a moment: what an answer on its way
+// grants would be lost with it, and is played as other running episodes are.
+func (w *Worker) ask(ctx, play context.Context, free int) (*raftlog.LeaseEpisodesResult, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	actx, cancel := context.WithCancel(play)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() {
+		if slots.Pause(actx, lateAnswer) == nil {
+			cancel()
+		}
+	})
+	defer stop()
+	return w.deps.Coordinator.LeaseEpisodes(actx, w.run.ID, free)
 }
 
 func (w *Worker) start(ctx context.Context, g *raftlog.EpisodeGrant, ttl time.Duration) {

@@ -41,6 +41,7 @@ type log struct {
 	changed chan struct{}
 	done    chan struct{} // closed when everything granted was answered
 	want    int
+	answer  func(context.Context) error // not nil: what an answer waits for
 }
 
 func newLog(n int) *log {
@@ -58,7 +59,12 @@ func (l *log) Node() *raftlog.NodeRef {
 	return &raftlog.NodeRef{Role: "rollout", Name: "w", Incarnation: 1}
 }
 
-func (l *log) LeaseEpisodes(_ context.Context, _ string, n int) (*raftlog.LeaseEpisodesResult, error) {
+func (l *log) LeaseEpisodes(ctx context.Context, _ string, n int) (*raftlog.LeaseEpisodesResult, error) {
+	if l.answer != nil {
+		if err := l.answer(ctx); err != nil {
+			return nil, err
+		}
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n = min(n, len(l.grants))
@@ -184,7 +190,7 @@ func loadTask(t *testing.T) *task.Task {
 	return tk
 }
 
-func start(t *testing.T, l *log, b *boxes, objects store.ObjectStore, n int) (stop func()) {
+func worker(t *testing.T, l *log, b *boxes, objects store.ObjectStore, n int) *Worker {
 	t.Helper()
 	d := policy.DigestOf([]byte("t"))
 	tk := loadTask(t)
@@ -204,6 +210,12 @@ func start(t *testing.T, l *log, b *boxes, objects store.ObjectStore, n int) (st
 		Engine: echo{}, Log: slog.New(slog.DiscardHandler), Build: "test",
 	}, cfg)
 	require.NoError(t, err)
+	return w
+}
+
+func start(t *testing.T, l *log, b *boxes, objects store.ObjectStore, n int) (stop func()) {
+	t.Helper()
+	w := worker(t, l, b, objects, n)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }()
@@ -238,6 +250,34 @@ func TestWorkerSealsWhatItPlayed(t *testing.T) {
 		require.Len(t, rows, 4)
 		require.True(t, strings.HasPrefix(rows[0].EpisodeID, lease.Member("r", it.Group, it.Index)))
 	}
+}
+
+// What is granted while a worker stops is played, not lost with the answer.
+func TestWorkerPlaysWhatIsGrantedLate(t *testing.T) {
+	l, b := newLog(4), &boxes{}
+	asked, stopping := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	l.answer = func(ctx context.Context) error {
+		once.Do(func() { close(asked) })
+		select {
+		case <-stopping:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	objects, err := file.Open(t.TempDir())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	w := worker(t, l, b, objects, 4)
+	go func() { ended <- w.Run(ctx) }()
+	<-asked
+	cancel()
+	close(stopping)
+	require.NoError(t, <-ended)
+	require.Len(t, l.sealed, 4)
+	require.Empty(t, l.held)
 }
 
 // A store that is full loses nothing: each attempt is reported and comes back.
