@@ -12,7 +12,13 @@ import (
 	"github.com/rlfleet/rlfleet/envpool"
 )
 
-var errNoBwrap = fmt.Errorf("bubblewrap is not installed; run: apt-get install -y bubblewrap: %w", envpool.ErrEnvironment)
+// lack is what the machine lacks. Its sentence ends with the command that mends it, so the kind is not printed.
+type lack struct{ sentence string }
+
+func (l *lack) Error() string { return l.sentence }
+func (l *lack) Unwrap() error { return envpool.ErrEnvironment }
+
+var errNoBwrap = missing("bubblewrap is not installed", "apt-get install -y bubblewrap")
 
 // Check reports whether this machine can run the tier. Its error is one
 // sentence that names what is missing and the one command that mends it.
@@ -55,5 +61,5 @@ func explain(err error) error {
 }
 
 func missing(what, command string) error {
-	return fmt.Errorf("%s; run: %s: %w", what, command, envpool.ErrEnvironment)
+	return &lack{what + "; run: " + command}
 }

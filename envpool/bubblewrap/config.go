@@ -44,6 +44,12 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// CheckPrograms reports a program that is not there.
+func (c Config) CheckPrograms() error {
+	_, err := c.find()
+	return err
+}
+
 // find fills in the programs.
 func (c Config) find() (Config, error) {
 	var err error
@@ -54,8 +60,8 @@ func (c Config) find() (Config, error) {
 	}
 	if c.Guest == "" {
 		c.Guest, err = findGuest()
-	} else {
-		_, err = os.Stat(c.Guest)
+	} else if _, err = os.Stat(c.Guest); err != nil {
+		err = fmt.Errorf("%w; run make build, or name the one it made", err)
 	}
 	if err != nil {
 		return c, fmt.Errorf("bubblewrap: rlguest: %w: %w", envpool.ErrEnvironment, err)
