@@ -29,9 +29,10 @@ var errSilent = errors.New("")
 func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
-	// The first signal drains, the second stops at once.
+	// The first signal drains; the second finds its usual action again, which ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop)
 	root := rootCommand()
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
@@ -45,7 +46,7 @@ func exitCode(err error) int {
 		return 0
 	case errors.Is(err, errSilent):
 		return 1
-	case errors.As(err, &usage), len(experiment.Errors(err)) > 0, strings.HasPrefix(err.Error(), "unknown command"):
+	case errors.As(err, &usage), len(experiment.Errors(err)) > 0:
 		fmt.Fprintln(os.Stderr, "rlctl: "+err.Error())
 		return 2
 	default:
@@ -65,18 +66,31 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(runCommand(), runsCommand(), tryCommand(), evalCommand(), policyCommand(), doctorCommand(),
 		experimentCommand(), taskCommand(), trajCommand())
-	for _, c := range root.Commands() {
-		argsAreUsage(c)
-	}
+	argsAreUsage(root)
 	return root
 }
 
-// argsAreUsage makes a wrong number of arguments the caller's mistake.
+// argsAreUsage makes a wrong number of arguments, and an unknown subcommand, the caller's mistake.
 func argsAreUsage(c *cobra.Command) {
-	if check := c.Args; check != nil {
+	if c.HasSubCommands() {
 		c.Args = func(cmd *cobra.Command, args []string) error {
-			if err := check(cmd, args); err != nil {
-				return usageError{err}
+			if len(args) == 0 {
+				return nil
+			}
+			var names []string
+			for _, sub := range cmd.Commands() {
+				if !sub.Hidden && sub.Name() != "help" && sub.Name() != "completion" {
+					names = append(names, sub.Name())
+				}
+			}
+			return usagef("there is no command %q below %s: there are %s", args[0], cmd.CommandPath(), strings.Join(names, ", "))
+		}
+		c.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		c.DisableFlagsInUseLine = true
+	} else if check := c.Args; check != nil {
+		c.Args = func(cmd *cobra.Command, args []string) error {
+			if check(cmd, args) != nil {
+				return usagef("%d arguments where it wants: %s", len(args), cmd.UseLine())
 			}
 			return nil
 		}

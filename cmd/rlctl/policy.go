@@ -33,12 +33,12 @@ func policyInit() *cobra.Command {
 			}
 			f, err := os.Open(sft)
 			if err != nil {
-				return fmt.Errorf("policy init: %w", err)
+				return usagef("policy init: %w", err)
 			}
 			defer f.Close()
 			corpus, err := model.ReadCorpus(f)
 			if err != nil {
-				return fmt.Errorf("policy init: %s: %w", sft, err)
+				return usagef("policy init: %s: %w", sft, err)
 			}
 			fit := model.DefaultFit()
 			fit.Seed, fit.Steps = seed, steps

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
 	"github.com/rlfleet/rlfleet/coordinator/client"
@@ -72,6 +73,7 @@ type session struct {
 	journal *trajectory.AckJournal
 	out     io.Writer
 	run     string
+	metrics net.Listener // nil: none
 }
 
 func runExperiment(ctx context.Context, out io.Writer, path string, f runFlags) error {
@@ -86,13 +88,10 @@ func runExperiment(ctx context.Context, out io.Writer, path string, f runFlags) 
 	return s.together(ctx)
 }
 
-// openSession loads the experiment with its tasks and opens the storage.
-func openSession(path string, f runFlags, out io.Writer) (*session, func(), error) {
+// openSession loads the experiment with its tasks and opens the storage. What
+// would keep the run from working is found here, before anything is created.
+func openSession(path string, f runFlags, out io.Writer) (_ *session, _ func(), err error) {
 	x, err := experiment.Load(path, f.sets)
-	if err != nil {
-		return nil, nil, err
-	}
-	plan, err := roles.NewPlan(x)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -100,17 +99,35 @@ func openSession(path string, f runFlags, out io.Writer) (*session, func(), erro
 	if !ok {
 		return nil, nil, usagef("storage %s is not in this build; it has: file://DIR", x.Spec.Storage)
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, nil, fmt.Errorf("make the storage: %w", err)
+	plan, err := roles.NewPlan(x)
+	if err != nil {
+		return nil, nil, usageError{err}
 	}
-	objects, err := file.Open(dir)
+	if err := roles.CheckHost(f.guest); err != nil {
+		return nil, nil, err
+	}
+	s := &session{flags: f, file: path, plan: plan, storage: dir, reg: prometheus.NewRegistry(), out: out}
+	s.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	var closers []io.Closer
+	cleanup := func() {
+		for i := len(closers) - 1; i >= 0; i-- {
+			_ = closers[i].Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			cleanup()
+		}
+	}()
+	lock, err := lockStorage(dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	s := &session{flags: f, file: path, plan: plan, storage: dir, store: objects, reg: prometheus.NewRegistry(), out: out}
-	s.reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	closers = append(closers, lock)
+	if s.store, err = file.Open(dir); err != nil {
+		return nil, nil, err
+	}
 	logs := io.Writer(os.Stderr)
-	var closers []io.Closer
 	if !f.verbose {
 		lf, err := os.OpenFile(filepath.Join(dir, "rlfleet.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 		if err != nil {
@@ -126,11 +143,49 @@ func openSession(path string, f runFlags, out io.Writer) (*session, func(), erro
 		}
 		closers = append(closers, s.journal)
 	}
-	return s, func() {
-		for _, c := range closers {
-			_ = c.Close()
+	if s.metrics, err = listenMetrics(f.metrics); err != nil {
+		return nil, nil, err
+	}
+	if s.metrics != nil {
+		closers = append(closers, s.metrics)
+	}
+	return s, cleanup, nil
+}
+
+// lockStorage keeps a second run out of a storage; the lock ends with the process.
+func lockStorage(dir string) (io.Closer, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the storage: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "run.lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("lock the storage: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		who, _ := io.ReadAll(io.LimitReader(f, 20)) // it may not have written yet
+		_ = f.Close()
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("lock the storage: %w", err)
 		}
-	}, nil
+		return nil, fmt.Errorf("another rlctl run (process %s) works in %s: stop it, or choose another storage with --set spec.storage=file://DIR", who, dir)
+	}
+	_ = f.Truncate(0) // who holds it is for people only
+	_, _ = fmt.Fprintf(f, "%d", os.Getpid())
+	return f, nil
+}
+
+func listenMetrics(address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	if err := roles.CheckLoopback(address); err != nil {
+		return nil, usageError{fmt.Errorf("--metrics: %w", err)}
+	}
+	l, err := roles.ListenLoopback(address)
+	if err != nil {
+		return nil, fmt.Errorf("--metrics: %w", err)
+	}
+	return l, nil
 }
 
 // choose finds the run that this experiment continues, or creates one.
@@ -143,8 +198,12 @@ func (s *session) choose(ctx context.Context, c *client.Client) (*raftlog.Run, e
 	var infos []roles.RunInfo
 	for _, r := range runs {
 		infos = append(infos, roles.RunInfo{ID: r.Id, Digest: r.SpecDigest, Ended: ended(r)})
-		if !ended(r) && (r.SpecDigest != digest || s.flags.fresh) {
-			return nil, fmt.Errorf("run %s in %s is not finished and is of another experiment: continue it with its own file, end it with rlctl runs cancel %s, or choose another storage", r.Id, s.storage, r.Id)
+		switch {
+		case ended(r):
+		case r.SpecDigest != digest:
+			return nil, fmt.Errorf("run %s in %s is not finished and is of another experiment: continue it with its own file and --set, end it with rlctl runs cancel %s, or choose another storage", r.Id, s.storage, r.Id)
+		case s.flags.fresh:
+			return nil, fmt.Errorf("run %s in %s is not finished: continue it without --new, or end it with rlctl runs cancel %s", r.Id, s.storage, r.Id)
 		}
 	}
 	name, existing := roles.RunName(s.plan.Experiment.Metadata.Name, digest, infos, s.flags.fresh)
@@ -162,7 +221,7 @@ func (s *session) create(ctx context.Context, c *client.Client, name string) (*r
 	x := s.plan.Experiment
 	files, err := roles.OpenPolicy(x.Spec.Policy.Init, x.ResolvePath(x.Spec.Policy.Init), x.Spec.Seed, s.plan.Instructions())
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	manifest, err := roles.PutPolicy(ctx, s.store, name, files)
 	if err != nil {
@@ -192,15 +251,30 @@ func (s *session) together(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = s.withCoordinator(ctx, func(ctx context.Context, c *client.Client) (func() error, error) {
+	alive, die := context.WithCancelCause(ctx)
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		select {
+		case <-node.Done():
+			die(coordinatorDied{node.Err()})
+		case <-alive.Done():
+		}
+	}()
+	err = s.withCoordinator(alive, func(ctx context.Context, c *client.Client) (func() error, error) {
 		p, err := roles.NewProcess(ctx, s.config(c))
 		if err != nil {
 			return nil, err
 		}
 		return func() error { return errors.Join(p.RunAll(ctx), p.Close()) }, nil
 	})
+	die(nil)
+	<-watched
 	return errors.Join(err, node.Close())
 }
+
+// coordinatorDied ends a run whose coordinator cannot go on, for example on a full disk.
+type coordinatorDied struct{ error }
 
 func (s *session) config(c *client.Client) roles.Config {
 	return roles.Config{
@@ -225,33 +299,39 @@ func (s *session) withCoordinator(ctx context.Context, start func(context.Contex
 		fmt.Fprintf(s.out, "run %s has ended already; --new starts another\n", r.Id)
 		return s.finish(ctx, c)
 	}
-	stopMetrics, err := s.serveMetrics()
-	if err != nil {
-		return err
+	defer s.serveMetrics()()
+	metrics := ""
+	if s.metrics != nil {
+		metrics = fmt.Sprintf(" metrics on http://%s/metrics;", s.metrics.Addr())
 	}
-	defer stopMetrics()
+	fmt.Fprintf(s.out, "run %s in %s;%s logs in %s\n", s.run, s.storage, metrics, filepath.Join(s.storage, "rlfleet.log"))
 	work, stop := context.WithCancel(ctx)
 	defer stop()
 	roles, err := start(work, c)
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- roles() }()
 	watch, unwatch := context.WithCancelCause(ctx)
 	defer unwatch(nil)
 	var roleErr error
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		if roleErr = <-failed; roleErr != nil {
+		if roleErr = roles(); roleErr != nil {
 			unwatch(roleErr)
 		}
 	}()
 	err = s.watch(watch, c)
 	stop()
+	var died coordinatorDied
+	failed := errors.As(context.Cause(ctx), &died)
+	if ctx.Err() != nil && !failed {
+		fmt.Fprintln(s.out, "stopping: running episodes finish first; another Ctrl-C stops at once")
+	}
 	<-stopped
 	switch {
+	case failed: // whatever else failed did so because of it
+		return died.error
 	case roleErr != nil:
 		return roleErr
 	case ctx.Err() != nil:
@@ -263,14 +343,10 @@ func (s *session) withCoordinator(ctx context.Context, start func(context.Contex
 	return s.finish(context.WithoutCancel(ctx), c)
 }
 
-// serveMetrics exposes the registry on a loopback address.
-func (s *session) serveMetrics() (func(), error) {
-	if s.flags.metrics == "" {
-		return func() {}, nil
-	}
-	l, err := roles.ListenLoopback(s.flags.metrics)
-	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
+// serveMetrics exposes the registry until the function that it returns is called.
+func (s *session) serveMetrics() (stop func()) {
+	if s.metrics == nil {
+		return func() {}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
@@ -280,10 +356,9 @@ func (s *session) serveMetrics() (func(), error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		if err := srv.Serve(s.metrics); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			s.log.Error("metrics", "err", err)
 		}
 	}()
-	fmt.Fprintf(s.out, "run %s in %s; metrics on http://%s/metrics; logs in %s\n", s.run, s.storage, l.Addr(), filepath.Join(s.storage, "rlfleet.log"))
-	return func() { _ = srv.Close(); <-done }, nil
+	return func() { _ = srv.Close(); <-done }
 }

@@ -119,7 +119,10 @@ func (f *storageFlag) state(ctx context.Context, run string) (*records, error) {
 		}
 		st.Records(func(x *raftlog.Record) bool { r.load(x); return true })
 		r.why = func(run string) (string, error) {
-			return st.Why(run) + " No process works on it now.", nil
+			if x := st.Run(run); x != nil && !ended(x) {
+				return "No process works on it now; rlctl run with its experiment goes on. " + st.Why(run), nil
+			}
+			return st.Why(run), nil
 		}
 	}
 	if run != "" && r.run(run) == nil {

@@ -39,7 +39,7 @@ func taskValidate() *cobra.Command {
 			}
 			tasks, err := loadTasks(args[0])
 			if err != nil {
-				return err
+				return usageError{err}
 			}
 			return withHost(cmd.Context(), guest, jobs, func(host envpool.Host) error {
 				return validateTasks(cmd.Context(), host, tasks, jobs, cmd.OutOrStdout())

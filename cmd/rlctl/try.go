@@ -33,7 +33,7 @@ func openStage(ctx context.Context, path string, sets []string, policyURI, guest
 	}
 	plan, err := roles.NewPlan(x)
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	dir := x.ResolvePath(x.Spec.Policy.Init)
 	uri := x.Spec.Policy.Init
@@ -42,7 +42,7 @@ func openStage(ctx context.Context, path string, sets []string, policyURI, guest
 	}
 	files, err := roles.OpenPolicy(uri, dir, x.Spec.Seed, plan.Instructions())
 	if err != nil {
-		return nil, err
+		return nil, usageError{err}
 	}
 	work, err := os.MkdirTemp("", "rlctl-")
 	if err != nil {

@@ -2,26 +2,29 @@ package roles
 
 import (
 	"context"
-
-	"golang.org/x/sync/errgroup"
+	"errors"
+	"sync"
 )
 
-// RunAll runs every role in this process until ctx ends or one fails. The
-// engine, the host and the publisher outlive the workers, so that running
-// episodes can finish.
+// RunAll runs every role in this process until ctx ends or one fails; the first
+// failure is returned, not what it brought about. The engine, the host and the
+// publisher outlive the workers, so that running episodes can finish.
 func (p *Process) RunAll(ctx context.Context) error {
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	var under, over errgroup.Group
+	var under, over sync.WaitGroup
 	workers, cancel := context.WithCancel(ctx)
 	defer cancel()
-	guard := func(g *errgroup.Group, run func(context.Context) error, ctx context.Context) {
-		g.Go(func() error {
+	var once sync.Once
+	var first error
+	guard := func(g *sync.WaitGroup, run func(context.Context) error, ctx context.Context) {
+		g.Go(func() {
 			err := run(ctx)
-			if err != nil {
-				cancel() // one role that cannot go on ends the process; its lease brings the work back
+			if err == nil || ctx.Err() != nil && errors.Is(err, context.Canceled) {
+				return
 			}
-			return err
+			once.Do(func() { first = err })
+			cancel() // one role that cannot go on ends the process; its lease brings the work back
 		})
 	}
 	guard(&under, p.RunHost, base)
@@ -33,11 +36,9 @@ func (p *Process) RunAll(ctx context.Context) error {
 	}
 	guard(&over, p.RunVerifier, workers)
 	guard(&over, p.RunTrainer, workers)
-	over.Go(func() error { <-workers.Done(); return nil })
-	err := over.Wait()
+	<-workers.Done()
+	over.Wait()
 	stop()
-	if uerr := under.Wait(); err == nil {
-		err = uerr
-	}
-	return err
+	under.Wait()
+	return first
 }

@@ -130,14 +130,22 @@ type RunInfo struct {
 	Ended  bool
 }
 
-// ListenLoopback opens an address of this machine only.
-func ListenLoopback(address string) (net.Listener, error) {
+// CheckLoopback refuses an address that is none, or that others can reach.
+func CheckLoopback(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, fmt.Errorf("address %q: %w", address, err)
+		return fmt.Errorf("%q is no address: use HOST:PORT such as 127.0.0.1:0", address)
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return nil, fmt.Errorf("address %s can be reached by others, and nothing authenticates them: use a loopback address such as 127.0.0.1:0", address)
+		return fmt.Errorf("%s can be reached by others, and nothing authenticates them: use a loopback address such as 127.0.0.1:0", address)
+	}
+	return nil
+}
+
+// ListenLoopback opens an address of this machine only.
+func ListenLoopback(address string) (net.Listener, error) {
+	if err := CheckLoopback(address); err != nil {
+		return nil, err
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -19,6 +19,16 @@ import (
 	envremote "github.com/rlfleet/rlfleet/envpool/remote"
 )
 
+// CheckHost says what this machine lacks for sandboxes, before anything is made. guest is rlguest where it is named.
+func CheckHost(guest string) error {
+	if err := bubblewrap.Check(); err != nil {
+		return err
+	}
+	b := bubblewrap.DefaultConfig("/")
+	b.Guest = cmp.Or(guest, os.Getenv(guestVariable))
+	return b.CheckPrograms()
+}
+
 // OpenHost makes the environment host that the experiment asks for. dir is its own data directory.
 func OpenHost(ctx context.Context, cfg Config, dir string) (*envpool.Pool, error) {
 	if err := bubblewrap.Check(); err != nil {

@@ -2,7 +2,9 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/url"
 	"sort"
@@ -75,6 +77,9 @@ func ExportPolicy(ctx context.Context, s store.ObjectStore, run, manifest, dir s
 func OpenPolicy(uri, dir string, seed int64, texts []string) (map[string][]byte, error) {
 	if !strings.HasPrefix(uri, "tiny://") {
 		files, err := model.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, model.ErrMissing) {
+			return nil, fmt.Errorf("policy.init: there is no policy in %s: make one with rlctl policy init --sft FILE --out %s", dir, dir)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("roles: policy.init %s: %w", dir, err)
 		}
