@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -82,6 +83,7 @@ func (n *Node) rule(ctx context.Context) {
 	if r.base == 0 {
 		r.base = r.at.UnixNano() // a new cluster starts at a readable time; 0 means "never" in records
 	}
+	n.compareStore(ctx, clock)
 	if n.Err() != nil || ctx.Err() != nil {
 		return
 	}
@@ -91,6 +93,32 @@ func (n *Node) rule(ctx context.Context) {
 	wg.Go(func() { n.tick(ctx) })
 	wg.Go(func() { n.mirror.run(ctx, n.housekeep) })
 	wg.Wait()
+}
+
+// compareStore ends the node when the store has events that its log has not:
+// only committed ones are mirrored, so the log has lost entries that were
+// acknowledged, and going on would make a second history beside the first.
+func (n *Node) compareStore(ctx context.Context, clock *raftlog.Clock) {
+	if n.cfg.Mirror == nil {
+		return
+	}
+	last := clock.GetNextEvent() - 1
+	s, _, _ := n.fsm.View()
+	for _, r := range s.Runs() {
+		end, err := chainEnd(ctx, n.cfg.Mirror, r.Id)
+		for pause := mirrorBackoff; err != nil && ctx.Err() == nil; pause = min(2*pause, mirrorPause) {
+			n.cfg.Logger.Warn("the store cannot be read", "error", err, "again_in", pause)
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			end, err = chainEnd(ctx, n.cfg.Mirror, r.Id)
+		}
+		if err == nil && end > last {
+			n.fail(fmt.Errorf("coordinator: open %s: the log ends with event %d and the store has event %d of run %s: %w", n.cfg.Dir, last, end, r.Id, fsm.ErrDamaged))
+			return
+		}
+	}
 }
 
 // barrier waits until everything acknowledged earlier is applied. A single

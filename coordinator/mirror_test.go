@@ -288,3 +288,24 @@ func TestCloseFlushesTheMirror(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, families)
 }
+
+// A log that has lost acknowledged entries at its end looks like one that was
+// cut by a crash; the store knows better.
+func TestStoreAheadOfTheLog(t *testing.T) {
+	cfg := testConfig(t.TempDir())
+	store := newMemoryStore()
+	cfg.Mirror, cfg.MirrorEvery = store, time.Millisecond
+	n := open(t, cfg)
+	propose(t, n, "a", 1, createRun("a"))
+	require.Eventually(t, func() bool { return n.MirrorLag().Waiting == 0 }, 10*time.Second, time.Millisecond)
+	older := killed(t, cfg.Dir)
+	propose(t, n, "a", 2, cancelRun("a"))
+	require.NoError(t, n.Close())
+	events := store.events(t, "a")
+
+	cfg.Dir = older
+	_, err := Open(t.Context(), cfg)
+	require.ErrorIs(t, err, fsm.ErrDamaged)
+	require.ErrorContains(t, err, "of run a")
+	require.Equal(t, len(events), len(store.events(t, "a")), "nothing was changed")
+}
