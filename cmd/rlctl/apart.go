@@ -31,9 +31,12 @@ func (s *session) apart(ctx context.Context) error {
 		return fmt.Errorf("open the log: %w", err)
 	}
 	defer logs.Close()
+	ctx, give := context.WithCancelCause(ctx)
+	defer give(nil)
+	giveUp := func(err error) { give(givenUp{err}) }
 	// The workers end first, then what they work with, then the coordinator.
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
-	coordinator := roles.NewChildren(program, s.log, logs)
+	coordinator := roles.NewChildren(program, s.log, logs, giveUp)
 	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address}}, drainWithin)
 	defer coordinator.Wait()
 	defer stop()
@@ -41,7 +44,7 @@ func (s *session) apart(ctx context.Context) error {
 		return err
 	}
 	return s.withCoordinator(ctx, func(ctx context.Context, _ *client.Client) (func() error, error) {
-		workers, services := roles.NewChildren(program, s.log, logs), roles.NewChildren(program, s.log, logs)
+		workers, services := roles.NewChildren(program, s.log, logs, giveUp), roles.NewChildren(program, s.log, logs, giveUp)
 		under, stopServices := context.WithCancel(context.WithoutCancel(ctx))
 		for _, c := range s.children(address, "host", "engine", "publisher") {
 			services.Start(under, c, drainWithin)
@@ -126,6 +129,10 @@ func (s *session) awaitCoordinator(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
+			var failed givenUp
+			if errors.As(context.Cause(ctx), &failed) {
+				return failed.error
+			}
 			return errors.Join(fmt.Errorf("the coordinator did not start: see %s", filepath.Join(s.storage, "rlfleet.log")), err)
 		case <-time.After(50 * time.Millisecond):
 		}

@@ -257,7 +257,7 @@ func (s *session) together(ctx context.Context) error {
 		defer close(watched)
 		select {
 		case <-node.Done():
-			die(coordinatorDied{node.Err()})
+			die(givenUp{node.Err()})
 		case <-alive.Done():
 		}
 	}()
@@ -273,8 +273,8 @@ func (s *session) together(ctx context.Context) error {
 	return errors.Join(err, node.Close())
 }
 
-// coordinatorDied ends a run whose coordinator cannot go on, for example on a full disk.
-type coordinatorDied struct{ error }
+// givenUp ends the work on a run of which a part cannot go on, such as a coordinator on a full disk.
+type givenUp struct{ error }
 
 func (s *session) config(c *client.Client) roles.Config {
 	return roles.Config{
@@ -323,7 +323,7 @@ func (s *session) withCoordinator(ctx context.Context, start func(context.Contex
 	}()
 	err = s.watch(watch, c)
 	stop()
-	var died coordinatorDied
+	var died givenUp
 	failed := errors.As(context.Cause(ctx), &died)
 	if ctx.Err() != nil && !failed {
 		fmt.Fprintln(s.out, "stopping: running episodes finish first; another Ctrl-C stops at once")

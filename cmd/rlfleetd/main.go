@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,11 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := rootCommand().ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "rlfleetd: "+err.Error())
+		role := ""
+		if len(os.Args) > 1 {
+			role = os.Args[1]
+		}
+		fmt.Fprintln(os.Stderr, roles.Complaint(role)+strings.ReplaceAll(err.Error(), "\n", "; "))
 		if len(experiment.Errors(err)) > 0 {
 			os.Exit(2)
 		}

@@ -2,11 +2,15 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"os/exec"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -22,16 +26,20 @@ type Child struct {
 type Children struct {
 	program string
 	log     *slog.Logger
-	output  io.Writer // of all children
+	output  *os.File // of all children
+	giveUp  func(error)
+	first   time.Duration // pause before a child is started again; doubles up to maxBackoff
 	wg      sync.WaitGroup
 
 	mu       sync.Mutex // guards restarts
 	restarts map[string]int
 }
 
-// NewChildren returns a supervisor of rlfleetd processes.
-func NewChildren(program string, log *slog.Logger, output io.Writer) *Children {
-	return &Children{program: program, log: log, output: output, restarts: map[string]int{}}
+// NewChildren returns a supervisor of rlfleetd processes. giveUp is told, with
+// what it said last, of a child that ends with an error of its own as soon as it
+// has started, again and again; that child is not started any more.
+func NewChildren(program string, log *slog.Logger, output *os.File, giveUp func(error)) *Children {
+	return &Children{program: program, log: log, output: output, giveUp: giveUp, first: minBackoff, restarts: map[string]int{}}
 }
 
 // Back-off of a child that ends at once; one that lived for lived starts again without delay.
@@ -39,6 +47,7 @@ const (
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = 5 * time.Second
 	lived      = 2 * time.Second
+	patience   = 8 // times
 )
 
 // Start keeps a child running until ctx ends; then it is asked to drain and has grace for it.
@@ -46,7 +55,7 @@ func (c *Children) Start(ctx context.Context, child Child, grace time.Duration) 
 	c.wg.Go(func() {
 		// A child's parent-death signal is bound to the thread that started it.
 		runtime.LockOSThread()
-		backoff := minBackoff
+		backoff, failures := c.first, 0
 		for ctx.Err() == nil {
 			began := time.Now()
 			err := c.once(ctx, child, grace)
@@ -56,8 +65,16 @@ func (c *Children) Start(ctx context.Context, child Child, grace time.Duration) 
 			c.mu.Lock()
 			c.restarts[child.Name]++
 			c.mu.Unlock()
+			var exit *exec.ExitError
+			failures++
 			if time.Since(began) >= lived {
-				backoff = minBackoff
+				backoff, failures = c.first, 0
+			} else if errors.As(err, &exit) && exit.ExitCode() < 0 { // it was killed
+				failures = 0
+			}
+			if failures == patience {
+				c.giveUp(fmt.Errorf("%s ended %d times in a row: %s", child.Name, failures, c.lastWord(child)))
+				return
 			}
 			c.log.Warn("process ended: starting it again", "process", child.Name, "after", time.Since(began).Round(time.Millisecond), "in", backoff, "err", err)
 			select {
@@ -69,6 +86,31 @@ func (c *Children) Start(ctx context.Context, child Child, grace time.Duration) 
 		}
 	})
 }
+
+// lastWord returns the error that a child printed last.
+func (c *Children) lastWord(child Child) string {
+	const most = 64 << 10
+	missing := "see " + c.output.Name()
+	f, err := os.Open(c.output.Name())
+	if err != nil {
+		return missing
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Size() > most {
+		_, _ = f.Seek(-most, io.SeekEnd) // else the whole file is read
+	}
+	b, _ := io.ReadAll(f) // what could be read
+	lines := strings.Split(string(b), "\n")
+	for _, line := range slices.Backward(lines) {
+		if text, is := strings.CutPrefix(line, Complaint(child.Args[0])); is {
+			return text
+		}
+	}
+	return missing
+}
+
+// Complaint is what the error of a role begins with on standard error.
+func Complaint(role string) string { return "rlfleetd " + role + ": " }
 
 func (c *Children) once(ctx context.Context, child Child, grace time.Duration) error {
 	cmd := exec.CommandContext(ctx, c.program, child.Args...)
