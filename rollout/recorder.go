@@ -129,6 +129,7 @@ func (r *recorder) commit(ctx context.Context, done []*finished, items []*raftlo
 				w.deps.Log.Error("journal", "err", err)
 			}
 			w.deps.Metrics.sealed.Inc()
+			w.trouble.Passed()
 			w.deps.Coordinator.Drop(resource)
 		case raftlog.Code_CODE_FENCED:
 			w.deps.Log.Info("seal refused: the lease was lost", "group", f.grant.Group, "index", f.grant.Index)

@@ -5,11 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/internal/slots"
+	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+	"github.com/rlfleet/rlfleet/store"
 )
 
 // Worker plays episodes of one run.
@@ -19,6 +22,8 @@ type Worker struct {
 	cfg   Config
 	slots *slots.Slots
 	rec   *recorder
+
+	trouble slots.Trouble // failures of the platform
 }
 
 // NewWorker returns a worker; Run starts it.
@@ -56,12 +61,18 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.rec.batch.Close()
 	recording.Wait()
+	if err == nil {
+		err = w.trouble.Err()
+	}
 	return err
 }
 
 // lease is the loop that asks for episodes when there is room for them.
 func (w *Worker) lease(ctx, play context.Context) error {
 	for {
+		if err := w.trouble.Err(); err != nil {
+			return err
+		}
 		changed, freed, free := w.deps.Coordinator.Changed(), w.slots.Freed(), w.slots.Free()
 		granted := 0
 		if free > 0 {
@@ -80,7 +91,7 @@ func (w *Worker) lease(ctx, play context.Context) error {
 				}
 			}
 		}
-		if err := slots.Pause(ctx, w.cfg.Every); err != nil {
+		if err := slots.Pause(ctx, max(w.cfg.Every, w.trouble.Pause())); err != nil {
 			return nil
 		}
 		if granted > 0 && granted == free {
@@ -132,8 +143,18 @@ func (w *Worker) start(ctx context.Context, g *raftlog.EpisodeGrant, ttl time.Du
 	})
 }
 
-// fail reports an attempt that ended without a result.
+// fail reports an attempt that ended without a result. A full disk ends the
+// worker: every attempt would fail, and only people can help.
 func (w *Worker) fail(ctx context.Context, g *raftlog.EpisodeGrant, reason string, cause error) {
+	if class, _ := outcome.Class(outcome.EndReason(reason)); class == outcome.ClassPlatform {
+		w.trouble.Failed()
+	}
+	switch {
+	case errors.Is(cause, store.ErrFull):
+		w.trouble.End(cause)
+	case errors.Is(cause, syscall.ENOSPC):
+		w.trouble.End(fmt.Errorf("%w: %w", store.ErrFull, cause))
+	}
 	defer w.deps.Coordinator.Drop(lease.Episode(g.Run, g.Group, g.Index))
 	w.deps.Metrics.failed.WithLabelValues(reason).Inc()
 	w.deps.Log.Info("attempt lost", "group", g.Group, "index", g.Index, "attempt", g.Attempt, "reason", reason, "err", cause)

@@ -281,14 +281,13 @@ func TestWorkerPlaysWhatIsGrantedLate(t *testing.T) {
 }
 
 // A store that is full loses nothing: each attempt is reported and comes back.
+// The worker ends, and says what is to be done, where it would else try for ever.
 func TestWorkerReportsWhatItCannotStore(t *testing.T) {
 	l, b := newLog(4), &boxes{}
 	dir := t.TempDir()
 	objects, err := file.Open(dir)
 	require.NoError(t, err)
-	stop := start(t, l, b, full{objects}, 4)
-	<-l.done
-	stop()
+	require.ErrorIs(t, worker(t, l, b, full{objects}, 4).Run(t.Context()), store.ErrFull)
 	require.Empty(t, l.sealed)
 	require.Len(t, l.failed, 4)
 	require.Equal(t, "upload_failed", l.failed[0].Reason)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"syscall"
 	"time"
 
 	"github.com/rlfleet/rlfleet/coordinator/lease"
@@ -79,6 +80,8 @@ type Worker struct {
 	cfg   Config
 	slots *slots.Slots
 	batch *batch.Batcher[judged]
+
+	trouble slots.Trouble // failures of the platform
 }
 
 // judged is a judgement that waits to be committed.
@@ -118,11 +121,11 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.batch.Close()
 	<-flushed
-	return nil
+	return w.trouble.Err()
 }
 
 func (w *Worker) lease(ctx, work context.Context) {
-	for {
+	for w.trouble.Err() == nil {
 		changed, freed, free := w.deps.Coordinator.Changed(), w.slots.Freed(), w.slots.Free()
 		granted := 0
 		if free > 0 {
@@ -140,7 +143,7 @@ func (w *Worker) lease(ctx, work context.Context) {
 				}
 			}
 		}
-		if err := slots.Pause(ctx, w.cfg.Every); err != nil {
+		if err := slots.Pause(ctx, max(w.cfg.Every, w.trouble.Pause())); err != nil {
 			return
 		}
 		if granted > 0 && granted == free {
@@ -248,8 +251,18 @@ func (w *Worker) row(g *raftlog.JobGrant, env *Env, t *task.Task, j Judgement) t
 	return row
 }
 
-// fail reports a job without a verdict; the coordinator retries it.
+// fail reports a job without a verdict; the coordinator retries it. A full disk
+// ends the verifier: every job would fail, and only people can help.
 func (w *Worker) fail(ctx context.Context, g *raftlog.JobGrant, reason outcome.EndReason, cause error) {
+	if class, _ := outcome.Class(reason); class == outcome.ClassPlatform {
+		w.trouble.Failed()
+	}
+	switch {
+	case errors.Is(cause, store.ErrFull):
+		w.trouble.End(cause)
+	case errors.Is(cause, syscall.ENOSPC):
+		w.trouble.End(fmt.Errorf("%w: %w", store.ErrFull, cause))
+	}
 	defer w.deps.Coordinator.Drop(lease.Verify(g.Run, g.Group, g.Index))
 	w.deps.Log.Info("no verdict", "group", g.Group, "index", g.Index, "attempt", g.Attempt, "reason", reason, "err", cause)
 	_, err := w.deps.Coordinator.FailJobs(ctx, g.Run, []*raftlog.FailItem{{
@@ -297,6 +310,7 @@ func (w *Worker) settle(ctx context.Context, done []judged) {
 			if err := w.deps.Journal.Settled(g.Run, g.Group, g.Index, g.Attempt, j.row.Verdict, shard.Digest); err != nil {
 				w.deps.Log.Error("journal", "err", err)
 			}
+			w.trouble.Passed()
 			if w.deps.Settled != nil {
 				w.deps.Settled(j.row.Verdict)
 			}

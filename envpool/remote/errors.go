@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -31,6 +32,7 @@ var kinds = []struct {
 	{envpool.ErrEnvironment, "environment", codes.Aborted},
 	{context.DeadlineExceeded, "deadline", codes.DeadlineExceeded},
 	{context.Canceled, "cancelled", codes.Canceled},
+	{syscall.ENOSPC, "no_space", codes.ResourceExhausted},
 }
 
 // toStatus gives an error its code and names its kind in the details.

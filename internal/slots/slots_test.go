@@ -1,6 +1,7 @@
 package slots
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,4 +30,25 @@ func TestSlots(t *testing.T) {
 	close(second)
 	s.Wait()
 	require.True(t, s.Idle())
+}
+
+func TestTrouble(t *testing.T) {
+	var x Trouble
+	require.Zero(t, x.Pause())
+	x.Failed()
+	first := x.Pause()
+	require.Positive(t, first)
+	x.Failed()
+	require.Greater(t, x.Pause(), first)
+	for range 10000 {
+		x.Failed()
+	}
+	require.Equal(t, troubleMost, x.Pause())
+	x.Passed()
+	require.Zero(t, x.Pause())
+	require.NoError(t, x.Err())
+	one, other := errors.New("one"), errors.New("other")
+	x.End(one)
+	x.End(other)
+	require.Equal(t, one, x.Err())
 }
