@@ -41,7 +41,7 @@ func Check() error {
 		cmd.Dir = "/"
 	}
 	if err := cmd.Run(); err != nil {
-		return explain(errors.New(strings.TrimSpace(said.String() + " " + err.Error())))
+		return explain(errors.New(strings.Join(strings.Fields(said.String()+" "+err.Error()), " ")))
 	}
 	return nil
 }
