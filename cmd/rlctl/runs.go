@@ -336,6 +336,9 @@ func runsReport() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if _, err := at.record(cmd.Context(), run); err != nil { // before a file of that name is cut
+				return err
+			}
 			f, err := os.Create(out)
 			if err != nil {
 				return err

@@ -82,6 +82,9 @@ func (r *records) load(x *raftlog.Record) {
 
 // dial reaches the coordinator that runs on this storage; nil when none does.
 func (f *storageFlag) dial(ctx context.Context) (*client.Client, func() error, error) {
+	if !roles.Listens(ctx, f.dir()) {
+		return nil, nil, nil
+	}
 	c, disconnect, err := roles.Connect(ctx, f.dir(), "rlctl")
 	if err != nil {
 		return nil, nil, err

@@ -48,16 +48,30 @@ func listenSocket(storage string) (net.Listener, error) {
 	return l, nil
 }
 
+// dialSocket connects to the coordinator that runs on a file storage.
+func dialSocket(ctx context.Context, storage string) (net.Conn, error) {
+	d, err := os.Open(storage)
+	if err != nil {
+		return nil, err
+	}
+	defer d.Close()
+	return (&net.Dialer{}).DialContext(ctx, "unix", near(d, socketName))
+}
+
+// Listens reports whether a coordinator runs on a file storage. A socket that a killed one left answers nobody.
+func Listens(ctx context.Context, storage string) bool {
+	c, err := dialSocket(ctx, storage)
+	if err != nil {
+		return false
+	}
+	return c.Close() == nil
+}
+
 // Connect returns a client of the coordinator that runs on a file storage; connections are made when they are used.
 func Connect(ctx context.Context, storage, name string) (*client.Client, func() error, error) {
 	conn, err := grpc.NewClient("passthrough:///"+socketName, append(client.DialOptions(),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			d, err := os.Open(storage)
-			if err != nil {
-				return nil, err
-			}
-			defer d.Close()
-			return (&net.Dialer{}).DialContext(ctx, "unix", near(d, socketName))
+			return dialSocket(ctx, storage)
 		}))...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("roles: reach the coordinator: %w", err)
