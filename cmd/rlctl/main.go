@@ -50,7 +50,11 @@ func exitCode(err error) int {
 		fmt.Fprintln(os.Stderr, "rlctl: "+err.Error())
 		return 2
 	default:
-		fmt.Fprintln(os.Stderr, "rlctl: "+err.Error())
+		text := err.Error()
+		if errors.Is(err, syscall.ENOSPC) && !strings.Contains(text, "free space") {
+			text += ": free space and run the same command again"
+		}
+		fmt.Fprintln(os.Stderr, "rlctl: "+text)
 		return 1
 	}
 }

@@ -358,7 +358,7 @@ func runsReport() *cobra.Command {
 func runsRemove() *cobra.Command {
 	var at storageFlag
 	c := &cobra.Command{
-		Use: "rm RUN", Short: "Forget an ended run and delete its objects.", Args: cobra.ExactArgs(1),
+		Use: "rm RUN", Short: "Forget an ended run and delete everything of it, exported policies included.", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := at.propose(cmd.Context(), &raftlog.ControlRun{Id: args[0], Action: "remove"}); err != nil {
 				return err
@@ -376,6 +376,10 @@ func runsRemove() *cobra.Command {
 					return err
 				}
 				n++
+			}
+			// Step log, report and exported policies lie beside the objects.
+			if err := os.RemoveAll(filepath.Join(at.dir(), args[0])); err != nil {
+				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: removed, with %d objects\n", args[0], n)
 			return nil
