@@ -200,7 +200,10 @@ func (w *Worker) judge(ctx context.Context, g *raftlog.JobGrant, token lease.Tok
 	if g.Artifacts != "" {
 		data, err := store.GetObject(ctx, w.deps.Store, g.Run, policy.Digest(g.Artifacts), "artifacts.tar")
 		if err != nil {
-			return none, outcome.UploadFailed, err
+			if errors.Is(err, store.ErrNotFound) || errors.Is(err, store.ErrCorrupt) {
+				return none, outcome.UploadFailed, err // the episode is played again
+			}
+			return none, outcome.VerifierLost, err
 		}
 		if files, err = envpool.DecodeFiles(data); err != nil {
 			return none, outcome.VerifierCrash, err
@@ -211,12 +214,24 @@ func (w *Worker) judge(ctx context.Context, g *raftlog.JobGrant, token lease.Tok
 		EndReason: outcome.EndReason(g.EndReason), Timeout: env.Timeout, Limits: env.Limits, Lease: token,
 	})
 	if err != nil {
-		return none, outcome.HostLost, err
+		return none, infrastructureReason(err), err
 	}
 	if j.Verdict == outcome.Indeterminate {
 		return none, j.End, fmt.Errorf("verifier: %s: %s", j.Reason, j.Detail)
 	}
 	return w.row(g, env, t, j), "", nil
+}
+
+// infrastructureReason blames the task for what can never work; everything else may pass.
+func infrastructureReason(err error) outcome.EndReason {
+	switch {
+	case errors.Is(err, envpool.ErrInvalid), errors.Is(err, envpool.ErrUnsafe), errors.Is(err, envpool.ErrTooLarge), errors.Is(err, envpool.ErrUnsupported):
+		return outcome.TaskSetupFailed
+	case errors.Is(err, envpool.ErrNoSlot):
+		return outcome.PlatformWait
+	default:
+		return outcome.HostLost
+	}
 }
 
 func (w *Worker) row(g *raftlog.JobGrant, env *Env, t *task.Task, j Judgement) trajectory.Verdict {
@@ -282,7 +297,7 @@ func (w *Worker) settle(ctx context.Context, done []judged) {
 	if err != nil {
 		w.deps.Log.Error("store verdicts", "err", err)
 		for _, j := range done {
-			w.fail(ctx, j.grant, outcome.UploadFailed, err)
+			w.fail(ctx, j.grant, outcome.VerifierLost, err)
 		}
 		return
 	}

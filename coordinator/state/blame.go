@@ -9,7 +9,9 @@ import (
 
 // blameTask counts a failure of the task's own doing (or of its verifier or
 // environment) and applies the short-group rule. After max_attempts failures
-// without a success between them the task is quarantined.
+// without a success between them the task is quarantined. What takes several
+// members of a group at once counts once: it says no more about the task than
+// what takes one of them.
 // sealed tells that the failure is the verifier's, of a sealed attempt.
 func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message string, sealed bool) {
 	r, _ := s.runs.Get(ep.Run)
@@ -24,7 +26,11 @@ func (s *State) blameTask(ep *raftlog.Episode, why outcome.EndReason, message st
 		}
 		return
 	}
-	count := s.countFailure(g, fmt.Sprintf("%s: %s", why, message))
+	count := int32(0)
+	if ep.Failures > g.Waves {
+		g = s.changeGroup(g.Run, g.Id, func(g *raftlog.Group) { g.Waves = ep.Failures })
+		count = s.countFailure(g, fmt.Sprintf("%s: %s", why, message))
+	}
 	switch {
 	case count >= env.MaxAttempts:
 		s.quarantine(g, string(why))

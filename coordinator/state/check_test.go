@@ -113,7 +113,7 @@ func checkDerived(s *State, bad *report) {
 	s.jobs.Scan(func(k string, j *raftlog.VerifyJob) bool {
 		c := want.counts[j.Run]
 		if j.State == raftlog.JobState_JOB_STATE_QUEUED {
-			want.ready.Set(k, struct{}{})
+			want.ready.Set(readyKey(j), struct{}{})
 			c.jobs++
 		} else {
 			want.judged.Set(k, struct{}{})

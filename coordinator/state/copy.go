@@ -41,7 +41,7 @@ func cloneGroup(g *raftlog.Group) *raftlog.Group {
 		Run: g.Run, Id: g.Id, Env: g.Env, Task: g.Task, Suite: g.Suite, Pin: g.Pin, Size: g.Size, State: g.State,
 		LiveAtAdmission: g.LiveAtAdmission, Step: g.Step, Reason: g.Reason, Requeued: g.Requeued,
 		AdmittedNs: g.AdmittedNs, CompleteNs: g.CompleteNs, Seed: g.Seed, EndedEvent: g.EndedEvent,
-		Bound: g.Bound, Sealed: g.Sealed, Settled: g.Settled,
+		Bound: g.Bound, Sealed: g.Sealed, Settled: g.Settled, Waves: g.Waves,
 	}
 }
 

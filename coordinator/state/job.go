@@ -8,12 +8,18 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
+// readyKey orders the jobs to lease: the one that has waited longest first, so
+// that one which cannot be judged does not keep the others waiting.
+func readyKey(j *raftlog.VerifyJob) string {
+	return seqKey(uint64(max(0, j.QueuedNs))) + "/" + memberKey(j.Run, j.Group, j.Index)
+}
+
 func (s *State) putJob(j *raftlog.VerifyJob) {
 	s.dropJob(j)
 	k := memberKey(j.Run, j.Group, j.Index)
 	c := s.counts[j.Run]
 	if j.State == raftlog.JobState_JOB_STATE_QUEUED {
-		s.ready.Set(k, struct{}{})
+		s.ready.Set(readyKey(j), struct{}{})
 		c.jobs++
 	} else {
 		s.judged.Set(k, struct{}{})
@@ -32,7 +38,7 @@ func (s *State) dropJob(j *raftlog.VerifyJob) {
 	}
 	c := s.counts[j.Run]
 	if old.State == raftlog.JobState_JOB_STATE_QUEUED {
-		s.ready.Delete(k)
+		s.ready.Delete(readyKey(old))
 		c.jobs--
 	} else {
 		s.judged.Delete(k)
@@ -45,7 +51,7 @@ func (s *State) dropJob(j *raftlog.VerifyJob) {
 	s.jobs.Delete(k)
 }
 
-// leaseJobs grants up to count verify jobs, oldest groups first, each with a reserved sandbox.
+// leaseJobs grants up to count verify jobs, the longest waiting first, each with a reserved sandbox.
 func (s *State) leaseJobs(l *raftlog.LeaseJobs) *raftlog.Result {
 	n := s.node(RoleVerifier, l.GetNode())
 	if n == nil {
@@ -56,7 +62,7 @@ func (s *State) leaseJobs(l *raftlog.LeaseJobs) *raftlog.Result {
 		res.WaitsFor, l = "the end of its drain", &raftlog.LeaseJobs{}
 	}
 	for range l.Count {
-		k, _, found := s.ready.Min()
+		first, _, found := s.ready.Min()
 		if !found {
 			res.WaitsFor = "a sealed episode"
 			break
@@ -67,6 +73,7 @@ func (s *State) leaseJobs(l *raftlog.LeaseJobs) *raftlog.Result {
 			break
 		}
 		s.adjust(host.Name, true, 1)
+		k := first[len(seqKey(0))+1:]
 		j, _ := s.jobs.Get(k)
 		j = cloneJob(j)
 		j.State, j.Lease, j.Host = raftlog.JobState_JOB_STATE_LEASED, s.grant(n), host.Name
@@ -179,6 +186,10 @@ func (s *State) failJobs(m *raftlog.FailJobs) *raftlog.Result {
 			code = raftlog.Code_CODE_FENCED
 		case err != nil:
 			code, why = raftlog.Code_CODE_INVALID, err.Error()
+		case outcome.EndReason(it.Reason) == outcome.UploadFailed: // what it was to judge is gone
+			ep, _ := s.episodes.Get(memberKey(j.Run, j.Group, j.Index))
+			s.dropJob(j)
+			s.loseAttempt(ep, outcome.UploadFailed, it.Message)
 		case class == outcome.ClassVerifier || class == outcome.ClassEnvironment || class == outcome.ClassTask:
 			s.failJob(j, outcome.EndReason(it.Reason), it.Message)
 		default:

@@ -1507,6 +1507,7 @@ type Group struct {
 	Bound           int64                  `protobuf:"varint,17,opt,name=bound,proto3" json:"bound,omitempty"`                             // lowest version of its tokens; live at admission until all members are sealed
 	Sealed          int32                  `protobuf:"varint,18,opt,name=sealed,proto3" json:"sealed,omitempty"`                           // members sealed or settled
 	Settled         int32                  `protobuf:"varint,19,opt,name=settled,proto3" json:"settled,omitempty"`                         // members settled
+	Waves           int32                  `protobuf:"varint,20,opt,name=waves,proto3" json:"waves,omitempty"`                             // most counted failures of one member that its task was blamed for
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1670,6 +1671,13 @@ func (x *Group) GetSealed() int32 {
 func (x *Group) GetSettled() int32 {
 	if x != nil {
 		return x.Settled
+	}
+	return 0
+}
+
+func (x *Group) GetWaves() int32 {
+	if x != nil {
+		return x.Waves
 	}
 	return 0
 }
@@ -3085,7 +3093,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x04full\x18\x06 \x01(\bR\x04full\x12\x16\n" +
 	"\x06reason\x18\a \x01(\tR\x06reason\x12!\n" +
 	"\fcommitted_ns\x18\b \x01(\x03R\vcommittedNs\x12\x17\n" +
-	"\alive_ns\x18\t \x01(\x03R\x06liveNs\"\xec\x03\n" +
+	"\alive_ns\x18\t \x01(\x03R\x06liveNs\"\x82\x04\n" +
 	"\x05Group\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\x04R\x02id\x12\x10\n" +
@@ -3109,7 +3117,8 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"endedEvent\x12\x14\n" +
 	"\x05bound\x18\x11 \x01(\x03R\x05bound\x12\x16\n" +
 	"\x06sealed\x18\x12 \x01(\x05R\x06sealed\x12\x18\n" +
-	"\asettled\x18\x13 \x01(\x05R\asettled\"\x93\x01\n" +
+	"\asettled\x18\x13 \x01(\x05R\asettled\x12\x14\n" +
+	"\x05waves\x18\x14 \x01(\x05R\x05waves\"\x93\x01\n" +
 	"\x05Lease\x12\x16\n" +
 	"\x06holder\x18\x01 \x01(\tR\x06holder\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x04R\vincarnation\x12\x14\n" +
