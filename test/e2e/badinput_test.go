@@ -163,8 +163,14 @@ func TestUnknownNames(t *testing.T) {
 	said, err := rlctl(t, programs, dir, "run", filepath.Join(programs, "example", "small.yaml"), "--set", "spec.steps=1")
 	require.NoError(t, err, said)
 	for _, args := range [][]string{
-		{"runs", "show", "nope"}, {"runs", "why", "nope"}, {"runs", "pause", "nope"}, {"runs", "resume", "nope"}, {"runs", "cancel", "nope"},
-		{"runs", "rm", "nope"}, {"policy", "ls", "nope"}, {"policy", "export", "nope", "--out", "q"},
+		{"runs", "show", "nope"},
+		{"runs", "why", "nope"},
+		{"runs", "pause", "nope"},
+		{"runs", "resume", "nope"},
+		{"runs", "cancel", "nope"},
+		{"runs", "rm", "nope"},
+		{"policy", "ls", "nope"},
+		{"policy", "export", "nope", "--out", "q"},
 	} {
 		refuses(t, programs, dir, 1, []string{`no run "nope"`, "files-small-1"}, args...)
 	}

@@ -24,7 +24,7 @@ const damagedRun = "files-small-1"
 func interrupt(t *testing.T) interrupted {
 	t.Helper()
 	i := interrupted{programs: setUp(t), dir: t.TempDir()}
-	i.command = []string{"run", filepath.Join(i.programs, "example", "small.yaml"), "--set", "spec.steps=40"}
+	i.command = []string{"run", filepath.Join(i.programs, "example", "small.yaml"), "--set", "spec.steps=20"}
 	i.coordinator = filepath.Join(i.dir, ".rlfleet", "coordinator")
 	r := begin(t, i.programs, i.dir, i.command...)
 	r.beyond(t, i.programs, i.dir, damagedRun, 3)

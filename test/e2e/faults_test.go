@@ -99,8 +99,8 @@ func runFaults(t *testing.T) {
 		writeTrials(t, filepath.Join(f.dir, "main"), slices.Concat(agentFaults, verifierFaults, innocents))
 		writeTrials(t, filepath.Join(f.dir, "flaky"), flaky)
 		spec := writeSpec(t, f.dir, policy,
-			env("main", "1.0", 4, 3, 0, "replace"), env("flaky", "0.35", 6, 50, 0, "{kind: keep, min: 2}"))
-		said, err := rlctl(t, programs, f.dir, "run", spec, "--set", "spec.steps=7")
+			env("main", "1.0", 4, 3, 0, "replace"), env("flaky", "0.6", 6, 50, 0, "{kind: keep, min: 2}"))
+		said, err := rlctl(t, programs, f.dir, "run", spec, "--set", "spec.steps=9")
 		require.NoError(t, err, "%s\n%s", said, tail(logOf(f.dir), 6000))
 		require.Contains(t, lastLine(said), "done: succeeded")
 		f.rows, f.shown = attempts(t, programs, f.dir, faultedRun), show(t, programs, f.dir, faultedRun)

@@ -72,7 +72,7 @@ func TestLifeCycle(t *testing.T) {
 	refuses(t, programs, dir, 1, busy, command...)
 	refuses(t, programs, dir, 1, busy, append(command, "--processes")...)
 	refuses(t, programs, dir, 1, busy, append(command, "--new")...)
-	n = r.beyond(t, programs, dir, run, n)
+	r.beyond(t, programs, dir, run, n)
 
 	control("pause")
 	refuses(t, programs, dir, 1, []string{"is paused: cancel it first"}, "runs", "rm", run)
