@@ -10,6 +10,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
 // SessionConfig says what a node registers as. Role, Name and Logger are needed.
@@ -117,9 +118,13 @@ func (s *Session) register(ctx context.Context) error {
 	s.mu.Lock()
 	ref := &raftlog.NodeRef{Role: s.cfg.Role, Name: s.cfg.Name, Incarnation: max(uint64(time.Now().UnixNano()), s.ref.GetIncarnation()+1)}
 	s.mu.Unlock()
-	res, err := s.client.propose(ctx, s.lane, &raftlog.Op{Op: &raftlog.Op_Register{Register: &raftlog.Register{
-		Node: ref, Address: s.cfg.Address, Agents: int32(s.cfg.Agents), Verifiers: int32(s.cfg.Verifiers), Labels: s.cfg.Labels,
-	}}})
+	res, err := s.registerAs(ctx, ref)
+	if errors.Is(err, lease.ErrFenced) { // the clock was set back since this name registered last
+		if known := s.client.incarnation(ctx, ref); known >= ref.Incarnation {
+			ref.Incarnation = known + 1
+			res, err = s.registerAs(ctx, ref)
+		}
+	}
 	if err != nil {
 		return fmt.Errorf("client: register %s %s: %w", ref.Role, ref.Name, err)
 	}
@@ -131,6 +136,26 @@ func (s *Session) register(ctx context.Context) error {
 		s.margin = s.ttl / 5
 	}
 	return nil
+}
+
+func (s *Session) registerAs(ctx context.Context, ref *raftlog.NodeRef) (*raftlog.Result, error) {
+	return s.client.propose(ctx, s.lane, &raftlog.Op{Op: &raftlog.Op_Register{Register: &raftlog.Register{
+		Node: ref, Address: s.cfg.Address, Agents: int32(s.cfg.Agents), Verifiers: int32(s.cfg.Verifiers), Labels: s.cfg.Labels,
+	}}})
+}
+
+// incarnation returns the highest incarnation that the coordinator knows of a node's name; 0 when it knows none or does not answer.
+func (c *Client) incarnation(ctx context.Context, ref *raftlog.NodeRef) uint64 {
+	v, err := c.View(ctx, "", pb.Kind_KIND_NODE)
+	if err != nil {
+		return 0
+	}
+	for _, r := range v.Records {
+		if n := r.GetNode(); n != nil && n.Role == ref.Role && n.Name == ref.Name {
+			return n.Incarnation
+		}
+	}
+	return 0
 }
 
 // Node returns the registered node. Its incarnation rises when it has to register again.

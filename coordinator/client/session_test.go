@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -106,6 +107,29 @@ func (l *local) Changes(ctx context.Context, _ *pb.ChangesRequest, _ ...grpc.Cal
 }
 
 // start registers a session in a bubble; the test's end closes it.
+// viewStream answers with one chunk.
+type viewStream struct {
+	grpc.ServerStreamingClient[pb.ViewResponse]
+	chunks []*pb.ViewResponse
+}
+
+func (s *viewStream) Recv() (*pb.ViewResponse, error) {
+	if len(s.chunks) == 0 {
+		return nil, io.EOF
+	}
+	c := s.chunks[0]
+	s.chunks = s.chunks[1:]
+	return c, nil
+}
+
+func (l *local) View(context.Context, *pb.ViewRequest, ...grpc.CallOption) (grpc.ServerStreamingClient[pb.ViewResponse], error) {
+	r := &pb.ViewResponse{}
+	for _, n := range l.now().Nodes() {
+		r.Records = append(r.Records, &raftlog.Record{Record: &raftlog.Record_Node{Node: n}})
+	}
+	return &viewStream{chunks: []*pb.ViewResponse{r}}, nil
+}
+
 func start(t *testing.T, l *local, change func(*SessionConfig)) (*Session, func()) {
 	t.Helper()
 	c := newClient(t.Context(), DefaultConfig("test", "unused"), &peers{services: []pb.CoordinatorClient{l}})
@@ -251,6 +275,22 @@ func TestSessionLosesWhatAnotherHolds(t *testing.T) {
 }
 
 // A node that was given up loses everything and comes back under a higher incarnation.
+// A clock that was set back does not keep a node out.
+func TestSessionAfterTheClockWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocal()
+		ahead := uint64(time.Now().Add(time.Hour).UnixNano())
+		l.mu.Lock()
+		l.apply(&raftlog.Proposal{Client: "before", Seq: 1, Op: &raftlog.Op{Op: &raftlog.Op_Register{Register: &raftlog.Register{
+			Node: &raftlog.NodeRef{Role: "trainer", Name: "t1", Incarnation: ahead},
+		}}}})
+		l.mu.Unlock()
+		s, stop := start(t, l, nil)
+		defer stop()
+		require.Equal(t, ahead+1, s.Node().Incarnation)
+	})
+}
+
 func TestSessionRegistersAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLocal()
