@@ -18,7 +18,7 @@ import (
 // The kinds of failure. ErrEnvironment is the only one that may end an episode
 // with class environment: it carries evidence from the host's side.
 var (
-	ErrEnvironment = errors.New("sandbox failed")                   // died, or could not be given its files
+	ErrEnvironment = errors.New("sandbox failed")                   // died after it had been claimed
 	ErrNoSlot      = errors.New("no sandbox is free")               // nor can one be made; retry within the deadline
 	ErrUnknown     = errors.New("no such sandbox")                  // released, or the host restarted
 	ErrInvalid     = errors.New("request cannot be carried out")    // caller's fault: a bad path, a command that is not there

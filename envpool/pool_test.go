@@ -372,10 +372,24 @@ func TestSlotsThatFail(t *testing.T) {
 		_, err := p.Claim(ctx, agent("a", 1, id))
 		require.NoError(t, err)
 		require.EqualValues(t, 2, stats(t, p).Destroyed)
-		r.set(func() { r.mountErr = func(int) error { return envpool.ErrEnvironment } })
-		_, err = p.Claim(ctx, agent("b", 1, id))
-		require.ErrorIs(t, err, envpool.ErrEnvironment)
-		require.Equal(t, 1, stats(t, p).Leased)
+	})
+	t.Run("slots that all die while they are prepared are the host's fault, not their claim's", func(t *testing.T) {
+		p, r := small(t, nil)
+		defer closeHost(t, p, r)
+		id := prepare(t, p, "t")
+		r.set(func() {
+			r.mountErr = func(int) error { return fmt.Errorf("set limits: %w", envpool.ErrEnvironment) }
+		})
+		for i := range 5 { // and take no place
+			_, err := p.Claim(ctx, agent(fmt.Sprint(i), 1, id))
+			require.ErrorIs(t, err, envpool.ErrNoSlot)
+			require.NotErrorIs(t, err, envpool.ErrEnvironment)
+			require.ErrorContains(t, err, "set limits")
+		}
+		require.Zero(t, stats(t, p).Leased)
+		r.set(func() { r.mountErr = nil })
+		_, err := p.Claim(ctx, agent("0", 1, id))
+		require.NoError(t, err, "the same lease may try again")
 	})
 	t.Run("without proof of reset a slot is destroyed", func(t *testing.T) {
 		p, r := small(t, nil)

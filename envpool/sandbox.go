@@ -159,7 +159,9 @@ func (p *Pool) fill(ctx context.Context, s *sandbox, c Claim) error {
 	return nil
 }
 
-// mount takes a slot and gives it the claim's files. A slot that dies of it is replaced.
+// mount takes a slot and gives it the claim's files. A slot that dies of it is
+// replaced. When several do, the cause is the host's (no memory for mounts, a
+// cgroup that takes no limits) and says nothing of the claim: the kind is ErrNoSlot.
 func (p *Pool) mount(ctx context.Context, s *sandbox, c Claim) error {
 	select {
 	case <-s.state.ready:
@@ -191,7 +193,7 @@ func (p *Pool) mount(ctx context.Context, s *sandbox, c Claim) error {
 		p.log.Warn("sandbox died while it was prepared", "err", err)
 		p.destroy(ctx, slot)
 	}
-	return err
+	return fmt.Errorf("%w: %d in a row died while they were prepared: %v", ErrNoSlot, attempts, err) //nolint:errorlint // not its kind
 }
 
 // hostName is what a fork sees as its identity; it tells the seed to nobody.

@@ -61,7 +61,7 @@ func TestBrokenBwrap(t *testing.T) {
 	cfg.WarmLow = 0
 	h := newHost(t, cfg, c)
 	_, err := h.Claim(context.Background(), claim(files(t, h), 1))
-	require.ErrorIs(t, err, envpool.ErrEnvironment)
+	require.ErrorIs(t, err, envpool.ErrNoSlot)
 	require.ErrorContains(t, err, "no permissions to create new namespace")
 }
 
