@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -202,8 +203,15 @@ func (s *server) prepare(groups cgroups) error {
 	if s.mounts, err = unix.Open(base+"/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return fmt.Errorf("open the mount namespace: %w", err)
 	}
+	openPoller()
 	return nil
 }
+
+// openPoller makes the Go runtime open its poller's descriptors now. It does so
+// at the first timer, and it sets timers of its own after a garbage collection:
+// later they would look like something that a use has left. A timer with a
+// channel would not do, nothing waits for it.
+func openPoller() { time.AfterFunc(time.Hour, func() {}).Stop() }
 
 // defaultSignals undoes the Go runtime's handlers: process 1 is immune to a
 // signal from its namespace only while that signal's action is the default.
