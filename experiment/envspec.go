@@ -12,7 +12,7 @@ type Env struct {
 	Agent       Agent       `yaml:"agent" doc:"How the policy acts."`
 	Rewards     []Reward    `yaml:"rewards" default:"[{name: tests}]" items:"1" doc:"Components of the reward, which is Σ weight·value."`
 	Limits      Limits      `yaml:"limits" doc:"What training does with episodes that met a limit."`
-	MaxMasked   float64     `yaml:"maxMasked" default:"0.2" min:"0" max:"1" doc:"Alarm above this share of masked episodes per task and version."`
+	MaxMasked   float64     `yaml:"maxMasked" default:"0.2" min:"0" max:"1" doc:"Alarm above this share of masked episodes of the run; the lowest of all environments counts."`
 	ShortGroup  ShortGroup  `yaml:"shortGroup" doc:"What happens to a group that lost members."`
 }
 

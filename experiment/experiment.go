@@ -73,7 +73,7 @@ type Rollout struct {
 // Lag bounds how many versions behind a trained token may be.
 type Lag struct {
 	Max             int      `yaml:"max" default:"2" min:"0" doc:"Most versions that a token may lag behind the step that trains it; 0 is exactly on-policy."`
-	TTL             Duration `yaml:"ttl" default:"1h" doc:"Longest time from admission of a group to its training, as a duration."`
+	TTL             Duration `yaml:"ttl" default:"1h" doc:"Longest time that a complete group waits to be trained, as a duration."`
 	OnStale         string   `yaml:"onStale" default:"requeue" enum:"requeue|drop" doc:"What happens to the task of a group that grew too old."`
 	MaxRequeues     int      `yaml:"maxRequeues" default:"2" min:"0" doc:"Most times that one task is requeued for staleness."`
 	AllowMixedCache bool     `yaml:"allowMixedCache" default:"false" doc:"Whether a prefix cache may serve keys and values made by another version."`
@@ -92,7 +92,7 @@ type Deadlines struct {
 	Episode    Duration `yaml:"episode" default:"5m" doc:"Longest life of one episode from lease to seal, as a duration."`
 	Batch      Duration `yaml:"batch" default:"10m" doc:"Longest wait of a step for its batch before overdue groups are dropped, as a duration."`
 	Publish    Duration `yaml:"publish" default:"2m" doc:"Longest switch of the engines to a new version, as a duration."`
-	NoProgress Duration `yaml:"noProgress" default:"15m" doc:"A run without a new version for this long fails and names the culprit; exceeds the other deadlines."`
+	NoProgress Duration `yaml:"noProgress" default:"15m" doc:"A run in which nothing was judged, trained, published or evaluated for this long fails and names the culprit; exceeds the other deadlines."`
 }
 
 // File returns the name that the spec was parsed under.

@@ -3,7 +3,6 @@ package rollout
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/rlfleet/rlfleet/coordinator/lease"
@@ -18,34 +17,12 @@ import (
 type recorder struct {
 	w     *Worker
 	batch *batch.Batcher[*finished]
-
-	mu      sync.Mutex                 // guards objects
-	objects map[policy.Digest]struct{} // artifacts this worker has stored
 }
-
-// maxKnown bounds the memory of objects already stored.
-const maxKnown = 1 << 14
 
 func newRecorder(w *Worker) *recorder {
-	r := &recorder{w: w, objects: map[policy.Digest]struct{}{}}
+	r := &recorder{w: w}
 	r.batch = batch.New(batch.Config{Period: w.cfg.Flush, Size: w.cfg.ShardBytes, Idle: w.slots.Idle}, r.seal)
 	return r
-}
-
-func (r *recorder) known(d policy.Digest) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	_, is := r.objects[d]
-	return is
-}
-
-func (r *recorder) learn(d policy.Digest) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if len(r.objects) >= maxKnown {
-		clear(r.objects)
-	}
-	r.objects[d] = struct{}{}
 }
 
 func (r *recorder) add(f *finished) {

@@ -51,14 +51,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	err := w.lease(ctx, play)
 
-	drained := make(chan struct{})
-	go func() { w.slots.Wait(); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(w.cfg.Drain):
-		stop()
-		<-drained
-	}
+	bound := time.AfterFunc(w.cfg.Drain, stop) // of what is left to play, store and report
+	defer bound.Stop()
+	w.slots.Wait()
 	w.rec.batch.Close()
 	recording.Wait()
 	if err == nil {

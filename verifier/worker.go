@@ -111,14 +111,9 @@ func (w *Worker) Run(ctx context.Context) error {
 
 	w.lease(ctx, work)
 
-	drained := make(chan struct{})
-	go func() { w.slots.Wait(); close(drained) }()
-	select {
-	case <-drained:
-	case <-time.After(w.cfg.Drain):
-		stop()
-		<-drained
-	}
+	bound := time.AfterFunc(w.cfg.Drain, stop) // of what is left to judge, store and report
+	defer bound.Stop()
+	w.slots.Wait()
 	w.batch.Close()
 	<-flushed
 	return w.trouble.Err()

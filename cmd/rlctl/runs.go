@@ -83,6 +83,8 @@ type nodeRow struct {
 	Name    string `json:"name"`
 	State   string `json:"state"`
 	Version int64  `json:"version,omitempty"`
+	// Advisory names the limits that a host cannot enforce.
+	Advisory []string `json:"advisory,omitempty"`
 }
 
 func row(r *raftlog.Run) runRow {
@@ -188,7 +190,7 @@ func (r *records) detail(id string) (runRow, error) {
 	}
 	if r.live {
 		for _, n := range r.nodes {
-			x.Nodes = append(x.Nodes, nodeRow{Role: n.Role, Name: n.Name, State: nodeState(n), Version: n.Version})
+			x.Nodes = append(x.Nodes, nodeRow{Role: n.Role, Name: n.Name, State: nodeState(n), Version: n.Version, Advisory: roles.Advisory(n.Labels)})
 		}
 	}
 	x.Open = map[string]int{}
@@ -228,6 +230,9 @@ func showRun(w io.Writer, x runRow) error {
 	}
 	for _, n := range x.Nodes {
 		rows = append(rows, []any{n.Role, n.Name + " " + n.State})
+		for _, a := range n.Advisory {
+			rows = append(rows, []any{"", a})
+		}
 	}
 	if err := table(w, rows...); err != nil {
 		return err
@@ -358,15 +363,21 @@ func runsReport() *cobra.Command {
 func runsRemove() *cobra.Command {
 	var at storageFlag
 	c := &cobra.Command{
-		Use: "rm RUN", Short: "Forget an ended run and delete everything of it, exported policies included.", Args: cobra.ExactArgs(1),
+		Use: "rm RUN", Short: "Delete everything of an ended run, exported policies included, and forget it.", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := at.propose(cmd.Context(), &raftlog.ControlRun{Id: args[0], Action: "remove"}); err != nil {
+			st, err := at.state(cmd.Context(), args[0])
+			if err != nil {
 				return err
+			}
+			if r := st.run(args[0]); !ended(r) {
+				return fmt.Errorf("run %s is %s: end it with rlctl runs cancel %s", r.Id, state.StateName(r.State), r.Id)
 			}
 			objects, err := file.Open(at.dir())
 			if err != nil {
 				return err
 			}
+			// The objects go first: killed in between, the same command goes on. Were
+			// the run forgotten first, a new one would take its name and find them.
 			n := 0
 			for info, err := range objects.List(cmd.Context(), args[0]+"/") {
 				if err != nil {
@@ -379,6 +390,9 @@ func runsRemove() *cobra.Command {
 			}
 			// Step log, report and exported policies lie beside the objects.
 			if err := os.RemoveAll(filepath.Join(at.dir(), args[0])); err != nil {
+				return err
+			}
+			if err := at.propose(cmd.Context(), &raftlog.ControlRun{Id: args[0], Action: "remove"}); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: removed, with %d objects\n", args[0], n)

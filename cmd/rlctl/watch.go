@@ -157,7 +157,10 @@ func waitsFor(text string) string {
 	if !found {
 		return text
 	}
-	what, _, _ := strings.Cut(rest, ". Last progress")
+	what, after, _ := strings.Cut(rest, ". Last progress")
+	if i := strings.Index(after, "events wait for the store"); i >= 0 { // a store that fails comes first
+		return strings.TrimSpace(after[strings.LastIndex(after[:i], ". ")+1:])
+	}
 	return what
 }
 

@@ -133,7 +133,7 @@ func TestDeadlineSaysWhy(t *testing.T) {
 	f := newFleet(t)
 	s := &lossy{CoordinatorServer: f.node.Service(), err: status.Error(codes.Unavailable, "the network is made of string")}
 	s.lose.Store(1 << 30)
-	c := f.client(func(c *Config) { c.Addresses = []string{serve(t, s)}; c.Timeout = 50 * time.Millisecond })
+	c := f.client(func(c *Config) { c.Addresses = []string{serve(t, s)}; c.Timeout = time.Second })
 	_, err := c.Register(t.Context(), &raftlog.Register{})
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)

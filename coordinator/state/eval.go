@@ -86,7 +86,7 @@ func (s *State) evalDone(e *raftlog.EvalResult) {
 		if n, _ := fmt.Sscanf(r.Best, "%d %g", &v, &best); n < 2 || reward > best {
 			r.Best = fmt.Sprintf("%d %g", e.Version, reward)
 		}
-		if r.Config.StopEvalReward != nil && reward >= *r.Config.StopEvalReward {
+		if mean, done := s.versionReward(e.Run, e.Version); done && r.Config.StopEvalReward != nil && mean >= *r.Config.StopEvalReward {
 			r.Stopping = true
 		}
 	})
@@ -127,4 +127,18 @@ func list[R any](t *table[R], prefix string) []R {
 		return true
 	})
 	return out
+}
+
+// versionReward is the mean reward over all suites of a version, each scored
+// episode counted once; done is false while one of them is measured.
+func (s *State) versionReward(run string, v int64) (mean float64, done bool) {
+	var sum float64
+	var scored int32
+	for _, e := range list(&s.evals, numberKey(run, v)+"/") {
+		if !e.Done {
+			return 0, false
+		}
+		sum, scored = sum+e.RewardSum, scored+e.Scored
+	}
+	return sum / float64(max(1, scored)), scored > 0
 }

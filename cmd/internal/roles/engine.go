@@ -45,44 +45,50 @@ func (p *Process) RunEngine(ctx context.Context) error {
 	return errors.Join(err, closeSession(ctx, s), e.Close())
 }
 
-// keepLive brings an engine that missed a publication up to the live version.
+// keepLive brings an engine that missed a publication, or that registered again,
+// up to the live version. Publications reach it by the publisher.
 func (p *Process) keepLive(ctx context.Context, s *client.Session, e engine.Engine) error {
 	for {
-		changed := s.Changed()
-		if err := p.catchUp(ctx, e); err != nil && ctx.Err() == nil {
+		behind, err := p.catchUp(ctx, e)
+		if err != nil && ctx.Err() == nil {
 			p.Log.Warn("engine is behind the live version", "err", err)
 		}
-		s.Renew() // tells the coordinator what is served now
+		if behind {
+			s.Renew() // tells the coordinator what is served now
+		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
 		case <-s.Fenced():
-		case <-time.After(5 * time.Second):
+		case <-time.After(lookEvery):
 		}
 	}
 }
 
-func (p *Process) catchUp(ctx context.Context, e engine.Engine) error {
+// lookEvery is how often an engine compares what it serves with what is live.
+const lookEvery = 2 * time.Second
+
+// catchUp stages and flips to the live version; behind tells that it had to, or tried.
+func (p *Process) catchUp(ctx context.Context, e engine.Engine) (behind bool, err error) {
 	run, err := Run(ctx, p.Client, p.Run)
 	if err != nil {
-		return err
+		return false, err
 	}
 	v, ok, err := e.Serving(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if run.Live < 0 || (ok && int64(v) >= run.Live) {
-		return nil
+		return false, nil
 	}
 	rec, err := Version(ctx, p.Client, p.Run, run.Live)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if err := e.Stage(ctx, policy.Version(run.Live), policy.Digest(rec.Manifest)); err != nil {
-		return fmt.Errorf("roles: stage version %d: %w", run.Live, err)
+		return true, fmt.Errorf("roles: stage version %d: %w", run.Live, err)
 	}
-	return e.Flip(ctx, policy.Version(run.Live))
+	return true, e.Flip(ctx, policy.Version(run.Live))
 }
 
 // closeSession gives a registration back, also when ctx has ended.

@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -67,6 +69,17 @@ const guestVariable = "RLFLEET_GUEST"
 // but its cores, and further claims stand in line.
 const maxVerifiers = 16
 
+// advisoryLabel is the label of a host's node that names the limits it cannot enforce, a line each.
+const advisoryLabel = "advisory"
+
+// Advisory returns what a registered host says it cannot enforce.
+func Advisory(labels map[string]string) []string {
+	if labels[advisoryLabel] == "" {
+		return nil
+	}
+	return strings.Split(labels[advisoryLabel], "\n")
+}
+
 // RunHost registers an environment host and serves it until ctx ends.
 func (p *Process) RunHost(ctx context.Context) error {
 	h, err := OpenHost(ctx, p.Config, hostDir(p.Storage, p.Name))
@@ -85,18 +98,27 @@ func (p *Process) RunHost(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, a := range st.Advisory {
+		p.Log.Warn("a limit is not enforced on this machine", "what", a)
+	}
+	var revokes sync.WaitGroup
+	defer revokes.Wait()
 	// A reservation lets an episode stand in the host's line; the host's own quota decides who runs.
 	s, err := p.Client.NewSession(ctx, client.SessionConfig{
 		Role: "host", Name: name, Address: address, Run: p.Run, Logger: p.Log,
 		Agents: max(st.MaxAgents, p.Plan.Experiment.Spec.Rollout.Concurrency), Verifiers: 4 * st.MaxVerifiers,
 		Serves: h.Held,
+		// A sandbox that ends slowly must not hold up the heartbeat.
 		Ended: func(resource string, fence lease.Fence) {
-			rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-			defer cancel()
-			if err := h.Revoke(rctx, resource, fence); err != nil {
-				p.Log.Warn("revoke sandbox", "sandbox", resource, "err", err)
-			}
+			revokes.Go(func() {
+				rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+				defer cancel()
+				if err := h.Revoke(rctx, resource, fence); err != nil {
+					p.Log.Warn("revoke sandbox", "sandbox", resource, "err", err)
+				}
+			})
 		},
+		Labels: map[string]string{advisoryLabel: strings.Join(st.Advisory, "\n")},
 	})
 	if err != nil {
 		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))

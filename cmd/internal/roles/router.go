@@ -29,21 +29,25 @@ func (r *router) Generate(ctx context.Context, req engine.Request) (engine.Respo
 		return engine.Response{}, err
 	}
 	resp, err := e.Generate(ctx, req)
-	if err != nil && ctx.Err() == nil {
-		r.mu.Lock()
-		if r.engine == e {
-			r.engine = nil
-		}
-		r.mu.Unlock()
+	if err != nil { // whatever it was: an engine that hangs must not stay chosen
+		r.use(e, nil)
 	}
 	return resp, err
 }
 
-func (r *router) pick(ctx context.Context) (engine.Generator, error) {
+// use replaces the chosen engine, if it still is the old one, and returns the chosen one.
+func (r *router) use(old, chosen engine.Generator) engine.Generator {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.engine != nil {
-		return r.engine, nil
+	if r.engine == old {
+		r.engine = chosen
+	}
+	return r.engine
+}
+
+func (r *router) pick(ctx context.Context) (engine.Generator, error) {
+	if e := r.use(nil, nil); e != nil {
+		return e, nil
 	}
 	v, err := r.p.Client.View(ctx, "", pb.Kind_KIND_NODE)
 	if err != nil {
@@ -54,8 +58,12 @@ func (r *router) pick(ctx context.Context) (engine.Generator, error) {
 		if n == nil || n.Role != "engine" || n.State != raftlog.NodeState_NODE_STATE_READY || n.Version < 0 {
 			continue
 		}
-		if r.engine, err = r.p.engine(n.Name, n.Address); err == nil {
-			return r.engine, nil
+		e, err := r.p.engine(n.Name, n.Address)
+		if err != nil {
+			continue
+		}
+		if chosen := r.use(nil, e); chosen != nil {
+			return chosen, nil
 		}
 	}
 	return nil, fmt.Errorf("roles: no engine is ready: %w", engine.ErrClosed)

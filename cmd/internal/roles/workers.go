@@ -167,6 +167,9 @@ func (p *Process) RunPublisher(ctx context.Context) error {
 	spec := p.Plan.Experiment.Spec.Policy.Publish
 	cfg := publish.DefaultConfig()
 	cfg.Run, cfg.MaxMeanDiff, cfg.Probes = p.Run, spec.Probe.MaxMeanDiff, p.probes(spec.Probe.Prompts)
+	// Together they end before the coordinator takes the version back.
+	all := p.Plan.Experiment.Spec.Deadlines.Publish.Duration
+	cfg.Stage, cfg.Score, cfg.Flip = all/2, all/4, all/8
 	s, err := p.session(ctx, "publisher", p.Name+"-publisher")
 	if err != nil {
 		return err
