@@ -27,6 +27,10 @@ const (
 // because a process left behind may go on writing.
 const drainLimit = 1 << 20
 
+// watchEvery is the most time between two looks at the processes. A process
+// fills a few hundred MB of memory in it; a look takes well under a millisecond.
+const watchEvery = 100 * time.Millisecond
+
 // stream is one output of a command: its head is kept, all of it is counted.
 type stream struct {
 	fd    int // −1 once closed
@@ -167,7 +171,8 @@ func (r *run) limits() []rlimit {
 		both(unix.RLIMIT_CORE, 0), both(unix.RLIMIT_MSGQUEUE, 0), both(unix.RLIMIT_FSIZE, r.x.FileSize), both(unix.RLIMIT_NOFILE, r.x.OpenFiles),
 	}
 	if r.x.Memory > 0 {
-		// The sum over all processes is bounded by the watch; this bounds what one can take between two looks.
+		// The sum over all processes is bounded by the watch; this bounds what one
+		// can take between two looks, shared memory apart, which no such limit counts.
 		l = append(l, both(unix.RLIMIT_DATA, r.x.Memory+r.x.Memory/2+(64<<20)))
 	}
 	if r.x.Pids > 0 {
@@ -188,9 +193,9 @@ func ownThreads() int64 {
 // wait serves the pipes until the command has ended.
 func (r *run) wait() {
 	deadline := r.start.Add(r.x.Timeout)
-	tick := 100 * time.Millisecond
+	tick, slowest := 100*time.Millisecond, time.Second
 	if r.x.Watch {
-		tick = 10 * time.Millisecond
+		tick, slowest = 10*time.Millisecond, watchEvery
 	}
 	look := r.start.Add(tick)
 	for !r.ended {
@@ -204,7 +209,7 @@ func (r *run) wait() {
 				r.watch()
 			}
 			// Long commands are mostly waiting ones: look less often.
-			tick = min(tick+tick/4, time.Second)
+			tick = min(tick+tick/4, slowest)
 			look = now.Add(tick)
 		}
 		until := look

@@ -138,3 +138,33 @@ func TestTemplatesAreBounded(t *testing.T) {
 	_, err = h.Claim(ctx, claim(again, 3))
 	require.NoError(t, err)
 }
+
+// The sentences can be had without a host, and beside one.
+func TestAdvisory(t *testing.T) {
+	need(t)
+	dir := t.TempDir()
+	for _, without := range []bool{false, true} {
+		rc := config(t, filepath.Join(dir, "deep", fmt.Sprint(without)))
+		rc.NoCgroups = without
+		alone, err := bubblewrap.Advisory(rc)
+		require.NoError(t, err)
+		require.NoDirExists(t, rc.DataDir)
+		h := newHost(t, envpool.DefaultConfig(), rc)
+		beside, err := bubblewrap.Advisory(rc)
+		require.NoError(t, err)
+		st, err := h.Stats(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, st.Advisory, alone)
+		require.Equal(t, st.Advisory, beside)
+		if without {
+			require.Contains(t, fmt.Sprint(alone), "between commands")
+		}
+		for _, d := range []string{dir, rc.DataDir} {
+			left, err := filepath.Glob(filepath.Join(d, ".advisory-*"))
+			require.NoError(t, err)
+			require.Empty(t, left)
+		}
+	}
+	_, err := bubblewrap.Advisory(bubblewrap.DefaultConfig("data"))
+	require.ErrorContains(t, err, "is not absolute")
+}

@@ -175,54 +175,6 @@ func (r *Runtime) free(i int) {
 	delete(r.indexes, i)
 }
 
-// Advisory implements envpool.Runtime.
-func (r *Runtime) Advisory() []string {
-	out := []string{
-		"open files: enforced for each process, which sees the refusal; results do not name this limit",
-		"pseudo-terminals: there are none in a sandbox of this tier",
-	}
-	if r.root && !r.spawn.idmap {
-		out = append(out, fmt.Sprintf("user ids: all sandboxes share user id %d, because the file system of %s has no id-mapped mounts", r.cfg.UIDBase, r.cfg.DataDir))
-	}
-	if old := kernelBefore(6, 6); old != "" {
-		out = append(out, "directories: kernel "+old+" keeps no marks on files in memory, so a template's directory that was removed cannot be made again under its name (from 6.6 on it can)")
-	}
-	var missing []string
-	for _, c := range controllers {
-		if !r.cgroups.has(c) {
-			missing = append(missing, c)
-		}
-	}
-	for _, c := range missing {
-		switch c {
-		case "memory":
-			out = append(out, "memory: bounded for each process and, by looking now and then, for all of a sandbox; a process that is refused memory sees the refusal, and the result may not name the limit")
-		case "pids":
-			out = append(out, "pids: enforced; the result names the limit only where a look at the processes saw them at it")
-		case "cpu":
-			out = append(out, "cpu: not enforced")
-		}
-	}
-	if r.cgroups.has("memory") {
-		out = append(out, "memory: files lie in memory, so one bound of memory + disk holds for processes and files together; disk alone is exact")
-	}
-	return out
-}
-
-// kernelBefore returns the kernel's release if it is older than a version.
-func kernelBefore(major, minor int) string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return ""
-	}
-	release := unix.ByteSliceToString(u.Release[:])
-	var a, b int
-	if n, _ := fmt.Sscanf(release, "%d.%d", &a, &b); n == 2 && (a < major || a == major && b < minor) {
-		return release
-	}
-	return ""
-}
-
 // Close implements envpool.Runtime.
 func (r *Runtime) Close() error {
 	r.mu.Lock()
