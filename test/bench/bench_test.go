@@ -157,10 +157,10 @@ func TestDurations(t *testing.T) {
 }
 
 func TestPace(t *testing.T) {
-	pace, err := stepsPerMinute(groupsOf(10, false), 4, 10)
+	pace, err := stepsPerMinute(groupsOf(10, false), 4, 10, 2)
 	require.NoError(t, err)
 	require.InDelta(t, 60, pace, 1e-9)
-	_, err = stepsPerMinute(groupsOf(10, false), 4, 11)
+	_, err = stepsPerMinute(groupsOf(10, false), 4, 11, 2)
 	require.Error(t, err)
 }
 

@@ -12,7 +12,7 @@ import (
 // with the same seed, and compares their pace; then it asks whether the
 // episodes that were trained took as long as those that were dispatched.
 func (b *bench) lag(ctx context.Context) ([]line, error) {
-	steps, warm := b.count(16, 6), b.count(4, 2)
+	steps, warm := b.count(32, 8), b.count(6, 2)
 	var pace [2]float64
 	var under *trajectory.Run // lag.max 2
 	for i, most := range []int{2, 0} {
@@ -20,7 +20,7 @@ func (b *bench) lag(ctx context.Context) ([]line, error) {
 		if err != nil {
 			return nil, err
 		}
-		if pace[i], err = stepsPerMinute(run, warm, steps); err != nil {
+		if pace[i], err = stepsPerMinute(run, warm, steps, 2); err != nil {
 			return nil, err
 		}
 		if most == 2 {
@@ -50,13 +50,15 @@ func (b *bench) latency(ctx context.Context, steps, most int) (*trajectory.Run, 
 	return r.record(ctx)
 }
 
-// stepsPerMinute is the pace between the commits of step warm − 1 and the last one.
-func stepsPerMinute(r *trajectory.Run, warm, steps int) (float64, error) {
+// stepsPerMinute is the pace after the first steps and without the last ones.
+// At both ends of that time as many batches are on their way: the last steps of
+// a run under lag find theirs ready and nothing admitted after them.
+func stepsPerMinute(r *trajectory.Run, first, steps, last int) (float64, error) {
 	if len(r.Steps) != steps {
 		return 0, fmt.Errorf("run %s has %d steps, want %d", r.ID, len(r.Steps), steps)
 	}
-	took := r.Steps[steps-1].CommittedAt.Sub(r.Steps[warm-1].CommittedAt)
-	return float64(steps-warm) / took.Minutes(), nil
+	took := r.Steps[steps-1-last].CommittedAt.Sub(r.Steps[first-1].CommittedAt)
+	return float64(steps-first-last) / took.Minutes(), nil
 }
 
 // durations returns the seconds of each episode that was trained in the first
