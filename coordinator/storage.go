@@ -1,12 +1,15 @@
 package coordinator
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"github.com/hashicorp/raft-wal/verifier"
+
+	"github.com/rlfleet/rlfleet/coordinator/fsm"
 )
 
 // guard stands between raft and the disk. The first failed write ends the
@@ -28,7 +31,11 @@ func newGuard(log raft.LogStore, stable raft.StableStore, fsync func(time.Durati
 }
 
 func (g *guard) fail(op string, err error) error {
-	err = fmt.Errorf("coordinator: %s: %w: free space or mend the disk and start again; nothing acknowledged is lost", op, err)
+	advice := "free space or mend the disk and start again"
+	if errors.Is(err, fsm.ErrNotRotated) { // the next start makes the segment
+		advice = "start again, with free space if the disk is full"
+	}
+	err = fmt.Errorf("coordinator: %s: %w: %s; nothing acknowledged is lost", op, err, advice)
 	g.once.Do(func() {
 		close(g.bad)
 		g.failed(err)

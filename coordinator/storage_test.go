@@ -2,18 +2,24 @@ package coordinator
 
 import (
 	"errors"
+	"fmt"
 	"path/filepath"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	hclog "github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
+	wal "github.com/hashicorp/raft-wal"
+	"github.com/hashicorp/raft-wal/metadb"
+	"github.com/hashicorp/raft-wal/types"
 	"github.com/hashicorp/raft-wal/verifier"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -84,6 +90,58 @@ func TestGuardHoldsRaftBack(t *testing.T) {
 	require.NoError(t, g.Set(nil, nil))
 	require.ErrorIs(t, g.StoreLog(&raft.Log{}), ErrStopped)
 	require.ErrorIs(t, g.DeleteRange(1, 2), ErrStopped)
+}
+
+// A log that could not begin its next segment is mended by a start: the sentence says so.
+func TestFailedRotationEndsTheNode(t *testing.T) {
+	var reported error
+	disk := failingLog{err: fmt.Errorf("%w: %w", fsm.ErrNotRotated, syscall.ENOSPC)}
+	g := newGuard(disk, nil, func(time.Duration) {}, func(err error) { reported = err })
+	require.ErrorIs(t, g.StoreLog(&raft.Log{}), fsm.ErrNotRotated)
+	require.ErrorIs(t, reported, syscall.ENOSPC)
+	require.ErrorContains(t, reported, "next segment")
+	require.ErrorContains(t, reported, "start again")
+	require.NotContains(t, reported.Error(), "\n")
+}
+
+type failingLog struct {
+	raft.LogStore
+	err error
+}
+
+func (l failingLog) StoreLogs([]*raft.Log) error { return l.err }
+
+// lockedMeta writes no list of segments, as a kill before the end of a rotation.
+type lockedMeta struct{ metadb.BoltMetaDB }
+
+func (m *lockedMeta) CommitState(types.PersistentState) error { return syscall.ENOSPC }
+
+// A node that was killed between sealing a segment and noting it starts, has
+// what it had, and takes writes, at this start and the next.
+func TestStartAfterACutRotation(t *testing.T) {
+	dir := t.TempDir()
+	n := open(t, testConfig(dir))
+	propose(t, n, "c", 1, registerOp("before"))
+	last := n.raft.LastIndex()
+	var entry raft.Log
+	require.NoError(t, n.log.GetLog(last, &entry))
+	require.NoError(t, n.Close())
+	m := &lockedMeta{}
+	w, err := wal.Open(filepath.Join(dir, "log"), wal.WithMetaStore(m), wal.WithLogger(hclog.NewNullLogger()))
+	require.NoError(t, err)
+	for err == nil {
+		last++
+		err = w.StoreLog(&raft.Log{Index: last, Term: entry.Term, Type: raft.LogNoop, Data: make([]byte, 1<<10)})
+	}
+	require.ErrorIs(t, err, types.ErrSealed)
+	require.NoError(t, errors.Join(w.Close(), m.Close()))
+	for i := range 2 {
+		n = open(t, testConfig(dir))
+		propose(t, n, "c", uint64(i+2), registerOp(fmt.Sprintf("after-%d", i)))
+		require.Len(t, read(t, n).Nodes(), i+2)
+		require.GreaterOrEqual(t, n.raft.LastIndex(), last)
+		require.NoError(t, n.Close())
+	}
 }
 
 func counter(t *testing.T, reg *prometheus.Registry, name, label string) float64 {

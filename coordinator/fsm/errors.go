@@ -13,3 +13,6 @@ var (
 	ErrNoData     = errors.New("there is no coordinator data: check the path")
 	ErrOpenFailed = errors.New("check that the path is a directory this user may write and that the disk has room")
 )
+
+// ErrNotRotated is an append to a log that could not begin its next segment.
+var ErrNotRotated = errors.New("the log's next segment could not be made")

@@ -15,15 +15,22 @@ import (
 // Log is the write-ahead log of a node: raft's log store and stable store.
 type Log struct {
 	*wal.WAL
-	meta types.MetaStore
+	meta   types.MetaStore
+	failed *lastFailure
 }
 
 // OpenLog opens the log of a locked directory after checking what the log
 // itself does not: that nothing acknowledged lies behind a damaged place in the
-// unsealed segment, and that the log is as long as an orderly close left it.
+// unsealed segment, and that the log is as long as an orderly close left it. A
+// rotation that was cut off is ended first.
 // segmentBytes is the size of new segments; 0 is the log's own default.
 func (d *Dir) OpenLog(logger hclog.Logger, segmentBytes int) (*Log, error) {
-	l, err := openLog(d.LogPath(), logger, segmentBytes, &metadb.BoltMetaDB{}, nil)
+	return d.openLogOn(logger, segmentBytes, &metadb.BoltMetaDB{})
+}
+
+func (d *Dir) openLogOn(logger hclog.Logger, segmentBytes int, meta types.MetaStore) (*Log, error) {
+	prepare := func() error { return d.endRotation(meta, segmentBytes) }
+	l, err := openLog(d.LogPath(), logger, segmentBytes, meta, segment.NewFiler(d.LogPath(), osFiles()), prepare)
 	if err != nil {
 		return nil, err
 	}
@@ -40,10 +47,11 @@ func (d *Dir) OpenLog(logger hclog.Logger, segmentBytes int) (*Log, error) {
 // openLogReadOnly opens the log without changing a byte of it.
 func (d *Dir) openLogReadOnly() (*Log, error) {
 	dir := d.LogPath()
-	return openLog(dir, hclog.NewNullLogger(), 0, &frozenMeta{}, frozenFiler{segment.NewFiler(dir, osFiles())})
+	return openLog(dir, hclog.NewNullLogger(), 0, &frozenMeta{}, frozenFiler{segment.NewFiler(dir, osFiles())}, nil)
 }
 
-func openLog(dir string, logger hclog.Logger, segmentBytes int, meta types.MetaStore, filer types.SegmentFiler) (l *Log, err error) {
+// openLog opens a log after prepare, which may be nil, has run on a checked tail.
+func openLog(dir string, logger hclog.Logger, segmentBytes int, meta types.MetaStore, filer types.SegmentFiler, prepare func() error) (l *Log, err error) {
 	defer func() {
 		// The library's metadata file is mapped into memory; some damage shows as a panic of its decoder.
 		if p := recover(); p != nil {
@@ -53,14 +61,25 @@ func openLog(dir string, logger hclog.Logger, segmentBytes int, meta types.MetaS
 	if err := checkTail(dir); err != nil {
 		return nil, err
 	}
-	w, err := wal.Open(dir, wal.WithLogger(logger), wal.WithMetaStore(meta), wal.WithSegmentSize(segmentBytes), wal.WithSegmentFiler(filer))
+	if prepare != nil {
+		if err := prepare(); err != nil {
+			return nil, errors.Join(logError(dir, err), meta.Close())
+		}
+	}
+	failed := &lastFailure{}
+	w, err := wal.Open(dir, wal.WithLogger(logger), wal.WithSegmentSize(segmentBytes),
+		wal.WithMetaStore(watchedMeta{meta, failed}), wal.WithSegmentFiler(watchedFiler{filer, failed}))
 	if err != nil {
 		return nil, errors.Join(logError(dir, err), meta.Close())
 	}
-	return &Log{WAL: w, meta: meta}, nil
+	return &Log{WAL: w, meta: meta, failed: failed}, nil
 }
 
+// logError gives an error that has none a kind and a place.
 func logError(dir string, err error) error {
+	if errors.Is(err, ErrDamaged) || errors.Is(err, ErrOpenFailed) {
+		return err
+	}
 	kind := ErrDamaged
 	if isFull(err) {
 		kind = ErrOpenFailed

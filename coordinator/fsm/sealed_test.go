@@ -1,6 +1,7 @@
 package fsm
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"testing"
@@ -133,4 +134,49 @@ func TestTornSealIsNotDamage(t *testing.T) {
 			goesOn(t, path, s, last-1)
 		})
 	}
+}
+
+// A rotation that fails while the node runs is told to the next append with its
+// cause, and ended by the next start; a start that cannot end it says so.
+func TestFailedRotation(t *testing.T) {
+	path := t.TempDir()
+	d := create(t, path)
+	l, err := d.openLogOn(hclog.NewNullLogger(), smallSegment, &cutMeta{})
+	require.NoError(t, err)
+	s, last := state.New(), uint64(0)
+	for err == nil {
+		e := register(last+1, "host-")
+		if err = l.StoreLog(command(t, last+1, e)); err == nil {
+			s.Apply(e)
+			last++
+		}
+	}
+	require.ErrorIs(t, err, ErrNotRotated)
+	require.ErrorIs(t, err, errCut)
+	require.NoError(t, l.Close())
+
+	_, err = d.openLogOn(hclog.NewNullLogger(), smallSegment, &cutMeta{})
+	require.ErrorIs(t, err, errCut)
+	require.ErrorIs(t, err, ErrOpenFailed)
+	require.NotErrorIs(t, err, ErrDamaged)
+	require.NoError(t, d.Close())
+	goesOn(t, path, s, last)
+}
+
+// A sealed tail with a bad batch before its last one is damage, and stays as it is.
+func TestSealedTailWithABadBatch(t *testing.T) {
+	path := t.TempDir()
+	d := create(t, path)
+	sealed(t, d)
+	file := segments(t, path)[1]
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	b[bytes.Index(b, []byte("host-"))] ^= 1
+	require.NoError(t, os.WriteFile(file, b, 0o600))
+	before := listing(t, path)
+	_, err = d.OpenLog(hclog.NewNullLogger(), smallSegment)
+	require.ErrorIs(t, err, ErrDamaged)
+	require.NotContains(t, err.Error(), "\n")
+	require.Equal(t, before, listing(t, path))
+	require.NoError(t, d.Close())
 }

@@ -54,40 +54,53 @@ func checkTail(dir string) error {
 
 // scanSegment returns where the readable frames end and whether a complete batch follows.
 func scanSegment(name string) (end int, behind bool, err error) {
+	err = mapSegment(name, func(b []byte) error {
+		end = endOfFrames(b)
+		behind = batchBehind(b[end:])
+		return nil
+	})
+	return end, behind, err
+}
+
+// mapSegment calls read with the bytes of a file that is not empty; they are gone when it returns.
+func mapSegment(name string, read func(b []byte) error) (err error) {
 	f, err := os.Open(name)
 	if err != nil {
-		return 0, false, err
+		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	st, err := f.Stat()
 	if err != nil || st.Size() == 0 {
-		return 0, false, err
+		return err
 	}
 	b, err := unix.Mmap(int(f.Fd()), 0, int(st.Size()), unix.PROT_READ, unix.MAP_PRIVATE) // mostly zeros: not worth the heap
 	if err != nil {
-		return 0, false, err
+		return err
 	}
-	end = endOfFrames(b)
-	behind = batchBehind(b[end:])
-	return end, behind, unix.Munmap(b)
+	return errors.Join(read(b), unix.Munmap(b))
 }
 
 // endOfFrames returns the offset after the last readable frame.
-func endOfFrames(b []byte) int {
+func endOfFrames(b []byte) int { return walkFrames(b, func(int, int) {}) }
+
+// walkFrames calls frame with the start and end of every readable frame and
+// returns the offset after the last.
+func walkFrames(b []byte, frame func(at, end int)) int {
 	at := segmentHeader
 	for at+frameHeader <= len(b) {
+		end := at + frameHeader
 		switch b[at] {
 		case segment.FrameEntry, segment.FrameIndex:
-			next := at + frameHeader + (int(binary.LittleEndian.Uint32(b[at+4:]))+7)/8*8
-			if next > len(b) {
-				return at
-			}
-			at = next
+			end += (int(binary.LittleEndian.Uint32(b[at+4:])) + 7) / 8 * 8
 		case segment.FrameCommit:
-			at += frameHeader
 		default:
 			return at
 		}
+		if end > len(b) {
+			return at
+		}
+		frame(at, end)
+		at = end
 	}
 	return min(at, len(b))
 }
