@@ -216,7 +216,8 @@ func RunCoordinator(ctx context.Context, c CoordinatorConfig, ready func()) erro
 	case <-ctx.Done():
 	case <-n.Done():
 	}
-	return n.Close()
+	closed := n.Close()
+	return errors.Join(n.Err(), closed) // why it ended by itself comes first
 }
 
 // hostDir is where a host of this storage keeps its templates and work directories.
