@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -156,18 +157,20 @@ func TestInterrupt(t *testing.T) {
 	const nap = "2.4131" // found by it among the machine's processes
 	writeTrials(t, filepath.Join(dir, "main"), []trial{{name: "one", work: "sleep " + nap}, {name: "two", work: "sleep " + nap}})
 	spec := writeSpec(t, dir, obedientPolicy(t), env("main", "1.0", 4, 3, 0, "replace"))
-	command := []string{"run", spec, "--set", "spec.steps=2", "--set", "spec.envs[0].agent.timeout=20s"}
+	command := []string{"run", spec, "--set", "spec.steps=4", "--set", "spec.envs[0].agent.timeout=20s"}
 	atWork := func() bool { return ancestor("rlguest", "sleep", nap) != 0 }
 
-	r := begin(t, programs, dir, command...)
-	r.until(t, "a sandbox at work", atWork)
-	r.signal(t, os.Interrupt)
-	require.Equal(t, 0, r.wait(t), r.said())
-	require.Contains(t, r.said(), "another Ctrl-C stops at once")
-	require.Zero(t, show(t, programs, dir, faultedRun).Lost, "the drain lost what was running")
-	require.False(t, atWork())
+	for _, how := range [][]string{{"--processes"}, nil} {
+		r := begin(t, programs, dir, slices.Concat(command, how)...)
+		r.until(t, "a sandbox at work", atWork)
+		r.signal(t, os.Interrupt)
+		require.Equal(t, 0, r.wait(t), r.said())
+		require.Contains(t, r.said(), "another Ctrl-C stops at once")
+		require.Zero(t, show(t, programs, dir, faultedRun).Lost, "the drain lost what was running")
+		require.False(t, atWork())
+	}
 
-	r = begin(t, programs, dir, command...)
+	r := begin(t, programs, dir, command...)
 	r.until(t, "a sandbox at work", atWork)
 	r.signal(t, os.Interrupt)
 	r.until(t, "word of the drain", func() bool { return strings.Contains(r.said(), "another Ctrl-C stops at once") })
