@@ -85,9 +85,11 @@ type seal struct {
 	from, to int    // byte range behind the last complete batch that is not zero
 }
 
+// hasIndex sees an index frame where recovery does: also one that runs past the
+// end of the file, as a full disk leaves it where the preallocated space ends.
 func hasIndex(b []byte) (found bool) {
-	walkFrames(b, func(at, _ int) { found = found || b[at] == segment.FrameIndex })
-	return found
+	end := walkFrames(b, func(at, _ int) { found = found || b[at] == segment.FrameIndex })
+	return found || end+frameHeader <= len(b) && b[end] == segment.FrameIndex
 }
 
 // findSeal reads the batches of a segment. All but the last must be whole.

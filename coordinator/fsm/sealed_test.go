@@ -107,9 +107,11 @@ func TestOpenLogChangesNothing(t *testing.T) {
 // The last batch of a segment may be torn with its seal: the entries before it
 // stay and the segment is no longer full.
 func TestTornSealIsNotDamage(t *testing.T) {
-	for name, tear := range map[string]func(b []byte, end int){
-		"commit missing": func(b []byte, end int) { clear(b[end-frameHeader : end]) },
-		"index torn":     func(b []byte, end int) { b[end-frameHeader-9] ^= 1 },
+	for name, tear := range map[string]func(b []byte, end int) []byte{
+		"commit missing":      func(b []byte, end int) []byte { clear(b[end-frameHeader : end]); return b },
+		"index torn":          func(b []byte, end int) []byte { b[end-frameHeader-9] ^= 1; return b },
+		"file ends in index":  func(b []byte, end int) []byte { return b[:end-100] },
+		"file ends in commit": func(b []byte, end int) []byte { return b[:end-4] },
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := t.TempDir()
@@ -118,8 +120,7 @@ func TestTornSealIsNotDamage(t *testing.T) {
 			file := segments(t, path)[1]
 			b, err := os.ReadFile(file)
 			require.NoError(t, err)
-			tear(b, endOfFrames(b))
-			require.NoError(t, os.WriteFile(file, b, 0o600))
+			require.NoError(t, os.WriteFile(file, tear(b, endOfFrames(b)), 0o600))
 
 			require.NoError(t, d.MarkClosed(last)) // what an orderly close saw is damage when it is gone
 			before := listing(t, path)
