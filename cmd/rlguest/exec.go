@@ -27,8 +27,8 @@ const (
 // because a process left behind may go on writing.
 const drainLimit = 1 << 20
 
-// watchEvery is the most time between two looks at the processes. A process
-// fills a few hundred MB of memory in it; a look takes well under a millisecond.
+// watchEvery is the most time between two looks at the processes: what is taken
+// between two is seen late. A look at twenty processes takes about 0.7 ms of CPU.
 const watchEvery = 100 * time.Millisecond
 
 // stream is one output of a command: its head is kept, all of it is counted.
