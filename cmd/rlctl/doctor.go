@@ -61,11 +61,29 @@ func diagnose(storage string) []finding {
 		out = append(out, finding{"bubblewrap", false, err.Error()})
 	} else {
 		out = append(out, finding{"bubblewrap", true, "sandboxes can be made"})
+		out = append(out, advisories(storage)...)
 	}
 	for _, name := range []string{"rlguest", "rlfleetd"} {
 		out = append(out, beside(name))
 	}
 	return append(out, storageFinding(storage))
+}
+
+// advisories name the limits that sandboxes of this machine do not have, one a line.
+func advisories(storage string) []finding {
+	dir, err := filepath.Abs(filepath.Join(storage, "host"))
+	if err != nil {
+		return []finding{{"limits", false, err.Error()}}
+	}
+	said, err := bubblewrap.Advisory(bubblewrap.DefaultConfig(dir))
+	if err != nil {
+		return []finding{{"limits", false, err.Error()}}
+	}
+	var out []finding
+	for _, a := range said {
+		out = append(out, finding{"limits", true, a})
+	}
+	return out
 }
 
 // beside looks for a program where rlctl is.

@@ -160,9 +160,9 @@ func (s *Session) watchdog(ctx context.Context) {
 
 // expire ends what is due and returns the time until the next.
 func (s *Session) expire(now time.Time) time.Duration {
-	next := s.ttl
 	var over []*hold
 	s.mu.Lock()
+	next := s.ttl
 	for r, h := range s.held {
 		left := h.stop.Sub(now)
 		if left <= 0 {
