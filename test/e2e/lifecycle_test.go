@@ -76,7 +76,7 @@ func TestLifeCycle(t *testing.T) {
 	r.beyond(t, programs, dir, run, n)
 
 	control("pause")
-	refuses(t, programs, dir, 1, []string{"is paused: cancel it first"}, "runs", "rm", run)
+	refuses(t, programs, dir, 1, []string{"is paused", "cancel"}, "runs", "rm", run)
 	r.until(t, "end of what was running", func() bool {
 		said, err := rlctl(t, programs, dir, "runs", "show", "-o", "json", run)
 		return err == nil && !strings.Contains(said, `"leased"`) && !strings.Contains(said, `"sealed"`)
