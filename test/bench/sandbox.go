@@ -124,53 +124,74 @@ func (b *bench) sandboxUse(ctx context.Context) ([]line, error) {
 }
 
 // usesCPU returns milliseconds of system-wide processor time of one use: the
-// least of three repetitions, less what an idle machine used by itself at its quietest.
+// least of three repetitions, less what else ran just before and after it.
 func (b *bench) usesCPU(ctx context.Context, s *sandboxes, name string, run bool) (float64, error) {
+	const look = 700 * time.Millisecond
 	n := b.count(600, 100)
-	idle, gross := math.Inf(1), math.Inf(1)
-	mine := math.Inf(1) // of this process and its descendants, which no other load is in
-	var wall time.Duration
+	best := uses{total: math.Inf(1)}
+	before, err := drift(ctx, look)
+	if err != nil {
+		return 0, err
+	}
 	for range 3 {
-		d, err := drift(ctx, 700*time.Millisecond)
+		u, err := s.uses(ctx, n, run)
 		if err != nil {
 			return 0, err
 		}
-		idle = min(idle, d)
-		before, err := busy()
+		after, err := drift(ctx, look)
 		if err != nil {
 			return 0, err
 		}
-		t, err := treeOf(os.Getpid())
-		if err != nil {
-			return 0, err
+		u.others = max(before, after)
+		if u.total < best.total {
+			best = u
 		}
-		began := time.Now()
-		for range n {
-			if err := s.use(ctx, run); err != nil {
-				return 0, err
-			}
-		}
-		took := time.Since(began)
-		after, err := busy()
-		if err != nil {
-			return 0, err
-		}
-		u, err := treeOf(os.Getpid())
-		if err != nil {
-			return 0, err
-		}
-		mine = min(mine, milli(u.cpu()-t.cpu())/float64(n))
-		if x := milli(after-before) / float64(n); x < gross {
-			gross, wall = x, took
-		}
+		before = after
 	}
-	least := gross - idle*milli(wall)/float64(n)
-	b.note("%s: %.2f ms in all, %.2f ms less what else runs (%.2f cores); %.2f ms of it in processes of our own", name, gross, least, idle, mine)
-	if idle > busyCores {
+	less := best.total - best.others*best.wall
+	b.note("%s: %.2f ms in all, %.2f ms less what else runs (%.2f cores); %.2f ms of it in processes of our own", name, best.total, less, best.others, best.own)
+	if best.others > busyCores {
 		b.note("%s: the machine is not idle (load %s): the line has all of it, of which the use is a part", name, load())
-		return gross, nil
+		return best.total, nil
 	}
-	return least, nil
+	return less, nil
+}
+
+// uses is what one use took, in milliseconds, as a mean over many.
+type uses struct {
+	total  float64 // processor time of the whole machine
+	own    float64 // of it, of this process and its descendants
+	wall   float64
+	others float64 // cores that other programs use
+}
+
+// uses measures n uses.
+func (s *sandboxes) uses(ctx context.Context, n int, run bool) (uses, error) {
+	total, err := busy()
+	if err != nil {
+		return uses{}, err
+	}
+	mine, err := treeOf(os.Getpid())
+	if err != nil {
+		return uses{}, err
+	}
+	began := time.Now()
+	for range n {
+		if err := s.use(ctx, run); err != nil {
+			return uses{}, err
+		}
+	}
+	took := time.Since(began)
+	totalAfter, err := busy()
+	if err != nil {
+		return uses{}, err
+	}
+	mineAfter, err := treeOf(os.Getpid())
+	if err != nil {
+		return uses{}, err
+	}
+	each := func(d time.Duration) float64 { return milli(d) / float64(n) }
+	return uses{total: each(totalAfter - total), own: each(mineAfter.cpu() - mine.cpu()), wall: each(took)}, nil
 }
 
 // busyCores is how much of other programs can be subtracted; on a machine with
