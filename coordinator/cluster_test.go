@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/rlfleet/rlfleet/coordinator/state"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -33,7 +34,7 @@ func cluster(t *testing.T) []*Node {
 	for i := range nodes {
 		g.Go(func() (err error) {
 			cfg := testConfig(t.TempDir())
-			cfg.Node, cfg.Servers, cfg.Transport, cfg.Election = string(servers[i].ID), servers, transports[i], 200*time.Millisecond
+			cfg.Node, cfg.Servers, cfg.Transport, cfg.Election = string(servers[i].ID), servers, transports[i], time.Second
 			nodes[i], err = Open(t.Context(), cfg)
 			return err
 		})
@@ -130,8 +131,13 @@ func TestTransferUnderLoad(t *testing.T) {
 	require.NoError(t, g.Wait())
 	close(acknowledged)
 	have := map[string]bool{}
-	next := leaderOf(t, nodes)
-	for _, n := range read(t, next).Nodes() {
+	var last *state.State
+	require.Eventually(t, func() bool { // a busy machine may change leaders again
+		s, _, err := leaderOf(t, nodes).Read(t.Context())
+		last = s
+		return err == nil
+	}, time.Minute, 10*time.Millisecond)
+	for _, n := range last.Nodes() {
 		have[n.Name] = true
 	}
 	for seq := range acknowledged {
