@@ -112,8 +112,8 @@ func TestProcessTable(t *testing.T) {
 func TestBusy(t *testing.T) {
 	d, err := busyOf("cpu  10 20 30 1000 500 1 2 3 7 0")
 	require.NoError(t, err)
-	require.Equal(t, 660*time.Millisecond, d) // without idle, iowait and guest
-	for _, bad := range []string{"", "cpu0 1 2", "cpu 1 2 3 4 5 6 7 x"} {
+	require.Equal(t, 630*time.Millisecond, d) // without idle, iowait, steal and guest
+	for _, bad := range []string{"", "cpu0 1 2", "cpu 1 2 3 4 5 6 x 8"} {
 		_, err := busyOf(bad)
 		require.Error(t, err, bad)
 	}

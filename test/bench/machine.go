@@ -26,14 +26,15 @@ func busy() (time.Duration, error) {
 	return busyOf(string(first))
 }
 
-// busyOf adds up the first line of /proc/stat, but for idle and iowait. Guest time is part of user time.
+// busyOf adds up user, nice, system, irq and softirq of /proc/stat's first line.
+// Guest time is part of user time; what a hypervisor took (steal) did no work here.
 func busyOf(cpu string) (time.Duration, error) {
 	f := strings.Fields(cpu)
-	if len(f) < 9 || f[0] != "cpu" {
+	if len(f) < 8 || f[0] != "cpu" {
 		return 0, fmt.Errorf("/proc/stat: unexpected first line %q", cpu)
 	}
 	var sum int64
-	for i, s := range f[1:9] {
+	for i, s := range f[1:8] {
 		n, err := strconv.ParseInt(s, 10, 64)
 		if err != nil {
 			return 0, fmt.Errorf("/proc/stat: %w", err)
