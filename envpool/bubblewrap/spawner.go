@@ -3,6 +3,7 @@ package bubblewrap
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -135,6 +137,9 @@ func (s *spawner) enter() error {
 		s.idmap = true
 		return unix.Unmount(target, unix.MNT_DETACH)
 	}
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EOPNOTSUPP) {
+		return err // not the file system's answer: nothing is known
+	}
 	// One user id for all sandboxes, which then owns the files itself.
 	return s.attach(filepath.Join(s.meeting, "shared"), nil)
 }
@@ -196,13 +201,23 @@ func (s *spawner) userNamespace(uid int) (*os.File, error) {
 		return nil, fmt.Errorf("open rlguest: %w", err)
 	}
 	defer unix.Close(program)
-	cmd := exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), "hold")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: unix.CLONE_NEWUSER, UidMappings: one, GidMappings: one}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
+	var cmd *exec.Cmd
+	var in io.WriteCloser
+	for try := range 100 {
+		cmd = exec.Command(fmt.Sprintf("/proc/self/fd/%d", program), "hold")
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: unix.CLONE_NEWUSER, UidMappings: one, GidMappings: one}
+		if in, err = cmd.StdinPipe(); err != nil {
+			return nil, err
+		}
+		// A process that was forked while rlguest was copied has the copy open for
+		// writing until it executes its own program.
+		if err = cmd.Start(); !errors.Is(err, unix.ETXTBSY) || try == 99 {
+			break
+		}
+		in.Close()
+		time.Sleep(10 * time.Millisecond)
 	}
-	if err := cmd.Start(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("make a user namespace: %w", err)
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid))
