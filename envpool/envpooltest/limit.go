@@ -80,13 +80,13 @@ var limitTests = map[string]func(*testing.T, *bench){
 	"processes": func(t *testing.T, b *bench) {
 		neighbour := b.box(envpool.Limits{}, nil)
 		x := b.box(envpool.Limits{Pids: 20}, nil)
-		r := x.run(envpool.Command{Argv: []string{"bash", "-c", "for i in $(seq 40); do sleep 50 & done; sleep 1"}, Timeout: 2 * time.Second})
+		r := x.run(envpool.Command{Argv: []string{"bash", "-c", "for i in $(seq 40); do sleep 50 & done; sleep 1"}, Timeout: 8 * time.Second})
 		require.Equal(t, envpool.HitPids, r.Hit)
 		neighbour.alive()
 		x.alive()
 		// What it leaves behind fills the sandbox, and the next command finds no room.
-		x.run(envpool.Command{Argv: []string{"bash", "-c", "for i in $(seq 19); do sleep 50 >/dev/null 2>&1 & done"}, Timeout: 2 * time.Second})
-		r = x.run(envpool.Command{Argv: []string{"bash", "-c", "sleep 60; true"}, Timeout: time.Second})
+		x.run(envpool.Command{Argv: []string{"bash", "-c", "for i in $(seq 19); do sleep 50 >/dev/null 2>&1 & done"}, Timeout: 8 * time.Second})
+		r = x.run(envpool.Command{Argv: []string{"bash", "-c", "sleep 60; true"}, Timeout: 5 * time.Second})
 		require.Equal(t, envpool.HitPids, r.Hit)
 		require.NotZero(t, r.ExitCode)
 		y := b.box(envpool.Limits{Pids: 20}, nil)
