@@ -203,19 +203,27 @@ func TestSnapshotsByThemselves(t *testing.T) {
 	cfg := testConfig(dir)
 	cfg.SnapshotAfter, cfg.SnapshotEvery, cfg.TrailingLogs = 20, 10*time.Millisecond, 10
 	n := open(t, cfg)
+	whole := func() (names []string) {
+		all, err := filepath.Glob(filepath.Join(dir, "snapshots", "*"))
+		require.NoError(t, err)
+		for _, name := range all {
+			if filepath.Ext(name) != ".tmp" {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
 	seq := uint64(0)
 	require.Eventually(t, func() bool {
 		seq++
 		propose(t, n, "c", seq, registerOp("h"))
 		first, err := n.log.FirstIndex()
 		require.NoError(t, err)
-		return first > 60
+		return first > 60 && len(whole()) >= 2
 	}, time.Minute, 100*time.Microsecond)
 	want := dump(t, read(t, n))
 	require.NoError(t, n.Close())
-	names, err := filepath.Glob(filepath.Join(dir, "snapshots", "*"))
-	require.NoError(t, err)
-	require.Len(t, names, 2)
+	require.Len(t, whole(), 2)
 	n = open(t, cfg)
 	require.Equal(t, want, dump(t, read(t, n)))
 }
