@@ -22,8 +22,12 @@ import (
 	"github.com/rlfleet/rlfleet/trajectory"
 )
 
-// How often the view looks: a terminal redraws, a log does not.
-const lookEvery = 500 * time.Millisecond
+// How often the view looks at a run, and at one that has made no progress for a while.
+const (
+	lookEvery = 500 * time.Millisecond
+	lookIdle  = 2 * time.Second
+	idleAfter = 5 * time.Second
+)
 
 // watcher follows a run for the terminal and for its step log.
 type watcher struct {
@@ -35,6 +39,9 @@ type watcher struct {
 	logged  int64 // steps in the step log
 	seen    map[string]bool
 	log     *progress.StepLog
+
+	progress int64     // the run's, at the last look
+	moved    time.Time // when it was last seen to change
 }
 
 // watch shows the run until it has ended, or ctx has.
@@ -45,8 +52,6 @@ func (s *session) watch(ctx context.Context, c *client.Client) error {
 	}
 	w := &watcher{s: s, c: c, log: log, seen: map[string]bool{}}
 	view := progress.New(s.out, isTerminal(s.out))
-	t := time.NewTicker(lookEvery)
-	defer t.Stop()
 	misses := 0
 	for {
 		run, err := w.look(ctx, view)
@@ -68,9 +73,20 @@ func (s *session) watch(ctx context.Context, c *client.Client) error {
 		}
 		select {
 		case <-ctx.Done():
-		case <-t.C:
+		case <-time.After(w.pause(run, time.Now())):
 		}
 	}
+}
+
+// pause is the time until the next look. A run that waits costs next to nothing.
+func (w *watcher) pause(run *raftlog.Run, now time.Time) time.Duration {
+	if run == nil || run.ProgressNs != w.progress || w.moved.IsZero() {
+		w.progress, w.moved = run.GetProgressNs(), now
+	}
+	if now.Sub(w.moved) < idleAfter {
+		return lookEvery
+	}
+	return lookIdle
 }
 
 // look reads the coordinator once and shows what it says.
