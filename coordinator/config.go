@@ -96,7 +96,7 @@ func (c Config) raft(notify chan<- bool) *raft.Config {
 	r := raft.DefaultConfig()
 	r.LocalID = raft.ServerID(c.Node)
 	r.HeartbeatTimeout, r.ElectionTimeout = c.Election, c.Election
-	r.LeaderLeaseTimeout = c.Election / 2
+	r.LeaderLeaseTimeout = c.Election // how often a leader wakes to look at its lease, also when nothing happens
 	r.CommitTimeout = min(r.CommitTimeout, c.Election/2)
 	r.MaxAppendEntries = 256
 	r.SnapshotThreshold, r.SnapshotInterval, r.TrailingLogs = c.SnapshotAfter, c.SnapshotEvery, c.TrailingLogs
