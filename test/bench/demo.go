@@ -40,6 +40,9 @@ func (b *bench) demo(ctx context.Context) ([]line, error) {
 	return append(lines, line{"record_share", 100 * each / perEpisode, "%", atMost(5)}), nil
 }
 
+// settle is how long the roles may look for work more often than they do when nothing happens.
+const settle = 6 * time.Second
+
 // idle pauses the run after some steps and returns how many cores it uses over a time, once what was running has ended.
 func (r *experimentRun) idle(ctx context.Context, after int, over time.Duration) (float64, error) {
 	if err := r.reach(ctx, after, 3*time.Minute); err != nil {
@@ -48,15 +51,17 @@ func (r *experimentRun) idle(ctx context.Context, after int, over time.Duration)
 	if err := r.control(ctx, "pause"); err != nil {
 		return 0, err
 	}
-	var used float64
 	for range 15 { // running episodes go on, and so does a step whose batch is there
-		var err error
-		if used, err = r.cores(ctx, time.Second); err != nil {
+		used, err := r.cores(ctx, time.Second)
+		if err != nil {
 			return 0, err
 		}
 		if used < 0.05 {
 			break
 		}
+	}
+	if err := pause(ctx, settle); err != nil {
+		return 0, err
 	}
 	used, err := r.cores(ctx, over)
 	return used, errors.Join(err, r.control(ctx, "resume"))
