@@ -225,6 +225,13 @@ type Op struct {
 	//	*Op_FinishPublish
 	//	*Op_Mirrored
 	//	*Op_Deregister
+	//	*Op_Identify
+	//	*Op_SetMember
+	//	*Op_RemoveMember
+	//	*Op_SetToken
+	//	*Op_RemoveToken
+	//	*Op_Rollback
+	//	*Op_Diverged
 	Op            isOp_Op `protobuf_oneof:"op"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -429,6 +436,69 @@ func (x *Op) GetDeregister() *Deregister {
 	return nil
 }
 
+func (x *Op) GetIdentify() *Identify {
+	if x != nil {
+		if x, ok := x.Op.(*Op_Identify); ok {
+			return x.Identify
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetSetMember() *SetMember {
+	if x != nil {
+		if x, ok := x.Op.(*Op_SetMember); ok {
+			return x.SetMember
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetRemoveMember() *RemoveMember {
+	if x != nil {
+		if x, ok := x.Op.(*Op_RemoveMember); ok {
+			return x.RemoveMember
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetSetToken() *SetToken {
+	if x != nil {
+		if x, ok := x.Op.(*Op_SetToken); ok {
+			return x.SetToken
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetRemoveToken() *RemoveToken {
+	if x != nil {
+		if x, ok := x.Op.(*Op_RemoveToken); ok {
+			return x.RemoveToken
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetRollback() *Rollback {
+	if x != nil {
+		if x, ok := x.Op.(*Op_Rollback); ok {
+			return x.Rollback
+		}
+	}
+	return nil
+}
+
+func (x *Op) GetDiverged() *Diverged {
+	if x != nil {
+		if x, ok := x.Op.(*Op_Diverged); ok {
+			return x.Diverged
+		}
+	}
+	return nil
+}
+
 type isOp_Op interface {
 	isOp_Op()
 }
@@ -505,6 +575,35 @@ type Op_Deregister struct {
 	Deregister *Deregister `protobuf:"bytes,18,opt,name=deregister,proto3,oneof"`
 }
 
+type Op_Identify struct {
+	// Level 2 (see README.md, "Levels").
+	Identify *Identify `protobuf:"bytes,19,opt,name=identify,proto3,oneof"`
+}
+
+type Op_SetMember struct {
+	SetMember *SetMember `protobuf:"bytes,20,opt,name=set_member,json=setMember,proto3,oneof"`
+}
+
+type Op_RemoveMember struct {
+	RemoveMember *RemoveMember `protobuf:"bytes,21,opt,name=remove_member,json=removeMember,proto3,oneof"`
+}
+
+type Op_SetToken struct {
+	SetToken *SetToken `protobuf:"bytes,22,opt,name=set_token,json=setToken,proto3,oneof"`
+}
+
+type Op_RemoveToken struct {
+	RemoveToken *RemoveToken `protobuf:"bytes,23,opt,name=remove_token,json=removeToken,proto3,oneof"`
+}
+
+type Op_Rollback struct {
+	Rollback *Rollback `protobuf:"bytes,24,opt,name=rollback,proto3,oneof"`
+}
+
+type Op_Diverged struct {
+	Diverged *Diverged `protobuf:"bytes,25,opt,name=diverged,proto3,oneof"`
+}
+
 func (*Op_CreateRun) isOp_Op() {}
 
 func (*Op_ControlRun) isOp_Op() {}
@@ -540,6 +639,20 @@ func (*Op_FinishPublish) isOp_Op() {}
 func (*Op_Mirrored) isOp_Op() {}
 
 func (*Op_Deregister) isOp_Op() {}
+
+func (*Op_Identify) isOp_Op() {}
+
+func (*Op_SetMember) isOp_Op() {}
+
+func (*Op_RemoveMember) isOp_Op() {}
+
+func (*Op_SetToken) isOp_Op() {}
+
+func (*Op_RemoveToken) isOp_Op() {}
+
+func (*Op_Rollback) isOp_Op() {}
+
+func (*Op_Diverged) isOp_Op() {}
 
 type Result struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -1254,6 +1367,7 @@ type Heartbeat struct {
 	Held          []*Held                `protobuf:"bytes,2,rep,name=held,proto3" json:"held,omitempty"`
 	EngineVersion int64                  `protobuf:"varint,3,opt,name=engine_version,json=engineVersion,proto3" json:"engine_version,omitempty"` // engines: version served, -1 when none
 	Draining      bool                   `protobuf:"varint,4,opt,name=draining,proto3" json:"draining,omitempty"`
+	Patient       bool                   `protobuf:"varint,5,opt,name=patient,proto3" json:"patient,omitempty"` // it says nothing new: it may wait a moment for other renewals
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1312,6 +1426,13 @@ func (x *Heartbeat) GetEngineVersion() int64 {
 func (x *Heartbeat) GetDraining() bool {
 	if x != nil {
 		return x.Draining
+	}
+	return false
+}
+
+func (x *Heartbeat) GetPatient() bool {
+	if x != nil {
+		return x.Patient
 	}
 	return false
 }
@@ -3383,6 +3504,350 @@ func (x *Mirrored) GetUpTo() uint64 {
 	return 0
 }
 
+// Identify is the leader's own: what the cluster is called and which commands all its voters know.
+type Identify struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cluster       string                 `protobuf:"bytes,1,opt,name=cluster,proto3" json:"cluster,omitempty"` // given once, never changed
+	Level         int32                  `protobuf:"varint,2,opt,name=level,proto3" json:"level,omitempty"`    // never falls
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Identify) Reset() {
+	*x = Identify{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Identify) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Identify) ProtoMessage() {}
+
+func (x *Identify) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Identify.ProtoReflect.Descriptor instead.
+func (*Identify) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *Identify) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Identify) GetLevel() int32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+// SetMember says how a node of the coordinator is reached and what it knows; each node proposes it for itself.
+type SetMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Member        *Member                `protobuf:"bytes,1,opt,name=member,proto3" json:"member,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetMember) Reset() {
+	*x = SetMember{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetMember) ProtoMessage() {}
+
+func (x *SetMember) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetMember.ProtoReflect.Descriptor instead.
+func (*SetMember) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *SetMember) GetMember() *Member {
+	if x != nil {
+		return x.Member
+	}
+	return nil
+}
+
+type RemoveMember struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveMember) Reset() {
+	*x = RemoveMember{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveMember) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveMember) ProtoMessage() {}
+
+func (x *RemoveMember) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveMember.ProtoReflect.Descriptor instead.
+func (*RemoveMember) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *RemoveMember) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+type SetToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Token         *Token                 `protobuf:"bytes,1,opt,name=token,proto3" json:"token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetToken) Reset() {
+	*x = SetToken{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetToken) ProtoMessage() {}
+
+func (x *SetToken) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetToken.ProtoReflect.Descriptor instead.
+func (*SetToken) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *SetToken) GetToken() *Token {
+	if x != nil {
+		return x.Token
+	}
+	return nil
+}
+
+type RemoveToken struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveToken) Reset() {
+	*x = RemoveToken{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveToken) ProtoMessage() {}
+
+func (x *RemoveToken) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveToken.ProtoReflect.Descriptor instead.
+func (*RemoveToken) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *RemoveToken) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+// Rollback gives up the versions above to and trains their batches again, in the same order, on a new lineage.
+type Rollback struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	To            int64                  `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // a full version at or above live
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Rollback) Reset() {
+	*x = Rollback{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Rollback) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Rollback) ProtoMessage() {}
+
+func (x *Rollback) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Rollback.ProtoReflect.Descriptor instead.
+func (*Rollback) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *Rollback) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *Rollback) GetTo() int64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *Rollback) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// Diverged ends a run whose record in the store goes beyond a restored snapshot.
+type Diverged struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Stored        uint64                 `protobuf:"varint,2,opt,name=stored,proto3" json:"stored,omitempty"` // last event in the store
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Diverged) Reset() {
+	*x = Diverged{}
+	mi := &file_raftlog_v1_command_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Diverged) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Diverged) ProtoMessage() {}
+
+func (x *Diverged) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_command_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Diverged.ProtoReflect.Descriptor instead.
+func (*Diverged) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_command_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *Diverged) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *Diverged) GetStored() uint64 {
+	if x != nil {
+		return x.Stored
+	}
+	return 0
+}
+
 var File_raftlog_v1_command_proto protoreflect.FileDescriptor
 
 const file_raftlog_v1_command_proto_rawDesc = "" +
@@ -3396,7 +3861,7 @@ const file_raftlog_v1_command_proto_rawDesc = "" +
 	"\bProposal\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\tR\x06client\x12\x10\n" +
 	"\x03seq\x18\x02 \x01(\x04R\x03seq\x12\x1e\n" +
-	"\x02op\x18\x03 \x01(\v2\x0e.raftlog.v1.OpR\x02op\"\x99\b\n" +
+	"\x02op\x18\x03 \x01(\v2\x0e.raftlog.v1.OpR\x02op\"\xa1\v\n" +
 	"\x02Op\x126\n" +
 	"\n" +
 	"create_run\x18\x01 \x01(\v2\x15.raftlog.v1.CreateRunH\x00R\tcreateRun\x129\n" +
@@ -3424,7 +3889,15 @@ const file_raftlog_v1_command_proto_rawDesc = "" +
 	"\bmirrored\x18\x11 \x01(\v2\x14.raftlog.v1.MirroredH\x00R\bmirrored\x128\n" +
 	"\n" +
 	"deregister\x18\x12 \x01(\v2\x16.raftlog.v1.DeregisterH\x00R\n" +
-	"deregisterB\x04\n" +
+	"deregister\x122\n" +
+	"\bidentify\x18\x13 \x01(\v2\x14.raftlog.v1.IdentifyH\x00R\bidentify\x126\n" +
+	"\n" +
+	"set_member\x18\x14 \x01(\v2\x15.raftlog.v1.SetMemberH\x00R\tsetMember\x12?\n" +
+	"\rremove_member\x18\x15 \x01(\v2\x18.raftlog.v1.RemoveMemberH\x00R\fremoveMember\x123\n" +
+	"\tset_token\x18\x16 \x01(\v2\x14.raftlog.v1.SetTokenH\x00R\bsetToken\x12<\n" +
+	"\fremove_token\x18\x17 \x01(\v2\x17.raftlog.v1.RemoveTokenH\x00R\vremoveToken\x122\n" +
+	"\brollback\x18\x18 \x01(\v2\x14.raftlog.v1.RollbackH\x00R\brollback\x122\n" +
+	"\bdiverged\x18\x19 \x01(\v2\x14.raftlog.v1.DivergedH\x00R\bdivergedB\x04\n" +
 	"\x02op\"\xc1\x05\n" +
 	"\x06Result\x12$\n" +
 	"\x04code\x18\x01 \x01(\x0e2\x10.raftlog.v1.CodeR\x04code\x12\x18\n" +
@@ -3482,12 +3955,13 @@ const file_raftlog_v1_command_proto_rawDesc = "" +
 	"\bresource\x18\x01 \x01(\tR\bresource\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x04R\x05fence\x12\x1b\n" +
 	"\twaits_for\x18\x03 \x01(\tR\bwaitsFor\x12\x19\n" +
-	"\bwaits_ns\x18\x04 \x01(\x03R\awaitsNs\"\x9d\x01\n" +
+	"\bwaits_ns\x18\x04 \x01(\x03R\awaitsNs\"\xb7\x01\n" +
 	"\tHeartbeat\x12'\n" +
 	"\x04node\x18\x01 \x01(\v2\x13.raftlog.v1.NodeRefR\x04node\x12$\n" +
 	"\x04held\x18\x02 \x03(\v2\x10.raftlog.v1.HeldR\x04held\x12%\n" +
 	"\x0eengine_version\x18\x03 \x01(\x03R\rengineVersion\x12\x1a\n" +
-	"\bdraining\x18\x04 \x01(\bR\bdraining\"O\n" +
+	"\bdraining\x18\x04 \x01(\bR\bdraining\x12\x18\n" +
+	"\apatient\x18\x05 \x01(\bR\apatient\"O\n" +
 	"\x0fHeartbeatResult\x12\x16\n" +
 	"\x06fenced\x18\x01 \x01(\bR\x06fenced\x12$\n" +
 	"\x04lost\x18\x02 \x03(\v2\x10.raftlog.v1.HeldR\x04lost\"\x06\n" +
@@ -3661,7 +4135,25 @@ const file_raftlog_v1_command_proto_rawDesc = "" +
 	"\x06reason\x18\x06 \x01(\tR\x06reason\x12\x16\n" +
 	"\x06served\x18\a \x03(\tR\x06served\"\x1f\n" +
 	"\bMirrored\x12\x13\n" +
-	"\x05up_to\x18\x01 \x01(\x04R\x04upTo*q\n" +
+	"\x05up_to\x18\x01 \x01(\x04R\x04upTo\":\n" +
+	"\bIdentify\x12\x18\n" +
+	"\acluster\x18\x01 \x01(\tR\acluster\x12\x14\n" +
+	"\x05level\x18\x02 \x01(\x05R\x05level\"7\n" +
+	"\tSetMember\x12*\n" +
+	"\x06member\x18\x01 \x01(\v2\x12.raftlog.v1.MemberR\x06member\"\x1e\n" +
+	"\fRemoveMember\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"3\n" +
+	"\bSetToken\x12'\n" +
+	"\x05token\x18\x01 \x01(\v2\x11.raftlog.v1.TokenR\x05token\"\x1d\n" +
+	"\vRemoveToken\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\"D\n" +
+	"\bRollback\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\x03R\x02to\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"4\n" +
+	"\bDiverged\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x16\n" +
+	"\x06stored\x18\x02 \x01(\x04R\x06stored*q\n" +
 	"\x04Code\x12\v\n" +
 	"\aCODE_OK\x10\x00\x12\x0f\n" +
 	"\vCODE_FENCED\x10\x01\x12\x12\n" +
@@ -3683,7 +4175,7 @@ func file_raftlog_v1_command_proto_rawDescGZIP() []byte {
 }
 
 var file_raftlog_v1_command_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_raftlog_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 43)
+var file_raftlog_v1_command_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_raftlog_v1_command_proto_goTypes = []any{
 	(Code)(0),                   // 0: raftlog.v1.Code
 	(*Entry)(nil),               // 1: raftlog.v1.Entry
@@ -3727,13 +4219,22 @@ var file_raftlog_v1_command_proto_goTypes = []any{
 	(*LeasePublishResult)(nil),  // 39: raftlog.v1.LeasePublishResult
 	(*FinishPublish)(nil),       // 40: raftlog.v1.FinishPublish
 	(*Mirrored)(nil),            // 41: raftlog.v1.Mirrored
-	nil,                         // 42: raftlog.v1.Register.LabelsEntry
-	nil,                         // 43: raftlog.v1.CommitStep.MetricsEntry
-	(*RunConfig)(nil),           // 44: raftlog.v1.RunConfig
-	(*TaskRef)(nil),             // 45: raftlog.v1.TaskRef
-	(*Sealed)(nil),              // 46: raftlog.v1.Sealed
-	(*RowRef)(nil),              // 47: raftlog.v1.RowRef
-	(*Node)(nil),                // 48: raftlog.v1.Node
+	(*Identify)(nil),            // 42: raftlog.v1.Identify
+	(*SetMember)(nil),           // 43: raftlog.v1.SetMember
+	(*RemoveMember)(nil),        // 44: raftlog.v1.RemoveMember
+	(*SetToken)(nil),            // 45: raftlog.v1.SetToken
+	(*RemoveToken)(nil),         // 46: raftlog.v1.RemoveToken
+	(*Rollback)(nil),            // 47: raftlog.v1.Rollback
+	(*Diverged)(nil),            // 48: raftlog.v1.Diverged
+	nil,                         // 49: raftlog.v1.Register.LabelsEntry
+	nil,                         // 50: raftlog.v1.CommitStep.MetricsEntry
+	(*RunConfig)(nil),           // 51: raftlog.v1.RunConfig
+	(*TaskRef)(nil),             // 52: raftlog.v1.TaskRef
+	(*Sealed)(nil),              // 53: raftlog.v1.Sealed
+	(*RowRef)(nil),              // 54: raftlog.v1.RowRef
+	(*Node)(nil),                // 55: raftlog.v1.Node
+	(*Member)(nil),              // 56: raftlog.v1.Member
+	(*Token)(nil),               // 57: raftlog.v1.Token
 }
 var file_raftlog_v1_command_proto_depIdxs = []int32{
 	2,  // 0: raftlog.v1.Entry.proposals:type_name -> raftlog.v1.Proposal
@@ -3756,57 +4257,66 @@ var file_raftlog_v1_command_proto_depIdxs = []int32{
 	40, // 17: raftlog.v1.Op.finish_publish:type_name -> raftlog.v1.FinishPublish
 	41, // 18: raftlog.v1.Op.mirrored:type_name -> raftlog.v1.Mirrored
 	11, // 19: raftlog.v1.Op.deregister:type_name -> raftlog.v1.Deregister
-	0,  // 20: raftlog.v1.Result.code:type_name -> raftlog.v1.Code
-	7,  // 21: raftlog.v1.Result.create_run:type_name -> raftlog.v1.CreateRunResult
-	10, // 22: raftlog.v1.Result.register:type_name -> raftlog.v1.RegisterResult
-	14, // 23: raftlog.v1.Result.heartbeat:type_name -> raftlog.v1.HeartbeatResult
-	18, // 24: raftlog.v1.Result.lease_episodes:type_name -> raftlog.v1.LeaseEpisodesResult
-	21, // 25: raftlog.v1.Result.items:type_name -> raftlog.v1.ItemsResult
-	26, // 26: raftlog.v1.Result.lease_jobs:type_name -> raftlog.v1.LeaseJobsResult
-	31, // 27: raftlog.v1.Result.join_gang:type_name -> raftlog.v1.JoinGangResult
-	35, // 28: raftlog.v1.Result.take_batch:type_name -> raftlog.v1.TakeBatchResult
-	37, // 29: raftlog.v1.Result.commit_step:type_name -> raftlog.v1.CommitStepResult
-	39, // 30: raftlog.v1.Result.lease_publish:type_name -> raftlog.v1.LeasePublishResult
-	44, // 31: raftlog.v1.CreateRun.config:type_name -> raftlog.v1.RunConfig
-	5,  // 32: raftlog.v1.Register.node:type_name -> raftlog.v1.NodeRef
-	42, // 33: raftlog.v1.Register.labels:type_name -> raftlog.v1.Register.LabelsEntry
-	5,  // 34: raftlog.v1.Deregister.node:type_name -> raftlog.v1.NodeRef
-	5,  // 35: raftlog.v1.Heartbeat.node:type_name -> raftlog.v1.NodeRef
-	12, // 36: raftlog.v1.Heartbeat.held:type_name -> raftlog.v1.Held
-	12, // 37: raftlog.v1.HeartbeatResult.lost:type_name -> raftlog.v1.Held
-	5,  // 38: raftlog.v1.LeaseEpisodes.node:type_name -> raftlog.v1.NodeRef
-	45, // 39: raftlog.v1.EpisodeGrant.task_ref:type_name -> raftlog.v1.TaskRef
-	17, // 40: raftlog.v1.LeaseEpisodesResult.grants:type_name -> raftlog.v1.EpisodeGrant
-	5,  // 41: raftlog.v1.SealEpisodes.node:type_name -> raftlog.v1.NodeRef
-	20, // 42: raftlog.v1.SealEpisodes.items:type_name -> raftlog.v1.SealItem
-	46, // 43: raftlog.v1.SealItem.sealed:type_name -> raftlog.v1.Sealed
-	0,  // 44: raftlog.v1.ItemsResult.codes:type_name -> raftlog.v1.Code
-	5,  // 45: raftlog.v1.FailEpisodes.node:type_name -> raftlog.v1.NodeRef
-	23, // 46: raftlog.v1.FailEpisodes.items:type_name -> raftlog.v1.FailItem
-	5,  // 47: raftlog.v1.LeaseJobs.node:type_name -> raftlog.v1.NodeRef
-	45, // 48: raftlog.v1.JobGrant.task:type_name -> raftlog.v1.TaskRef
-	25, // 49: raftlog.v1.LeaseJobsResult.grants:type_name -> raftlog.v1.JobGrant
-	5,  // 50: raftlog.v1.SettleJobs.node:type_name -> raftlog.v1.NodeRef
-	28, // 51: raftlog.v1.SettleJobs.items:type_name -> raftlog.v1.SettleItem
-	47, // 52: raftlog.v1.SettleItem.verdict_row:type_name -> raftlog.v1.RowRef
-	5,  // 53: raftlog.v1.FailJobs.node:type_name -> raftlog.v1.NodeRef
-	23, // 54: raftlog.v1.FailJobs.items:type_name -> raftlog.v1.FailItem
-	5,  // 55: raftlog.v1.JoinGang.node:type_name -> raftlog.v1.NodeRef
-	5,  // 56: raftlog.v1.TakeBatch.node:type_name -> raftlog.v1.NodeRef
-	46, // 57: raftlog.v1.BatchMember.sealed:type_name -> raftlog.v1.Sealed
-	47, // 58: raftlog.v1.BatchMember.verdict_row:type_name -> raftlog.v1.RowRef
-	33, // 59: raftlog.v1.BatchGroup.members:type_name -> raftlog.v1.BatchMember
-	34, // 60: raftlog.v1.TakeBatchResult.groups:type_name -> raftlog.v1.BatchGroup
-	5,  // 61: raftlog.v1.CommitStep.node:type_name -> raftlog.v1.NodeRef
-	43, // 62: raftlog.v1.CommitStep.metrics:type_name -> raftlog.v1.CommitStep.MetricsEntry
-	5,  // 63: raftlog.v1.LeasePublish.node:type_name -> raftlog.v1.NodeRef
-	48, // 64: raftlog.v1.LeasePublishResult.engines:type_name -> raftlog.v1.Node
-	5,  // 65: raftlog.v1.FinishPublish.node:type_name -> raftlog.v1.NodeRef
-	66, // [66:66] is the sub-list for method output_type
-	66, // [66:66] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	42, // 20: raftlog.v1.Op.identify:type_name -> raftlog.v1.Identify
+	43, // 21: raftlog.v1.Op.set_member:type_name -> raftlog.v1.SetMember
+	44, // 22: raftlog.v1.Op.remove_member:type_name -> raftlog.v1.RemoveMember
+	45, // 23: raftlog.v1.Op.set_token:type_name -> raftlog.v1.SetToken
+	46, // 24: raftlog.v1.Op.remove_token:type_name -> raftlog.v1.RemoveToken
+	47, // 25: raftlog.v1.Op.rollback:type_name -> raftlog.v1.Rollback
+	48, // 26: raftlog.v1.Op.diverged:type_name -> raftlog.v1.Diverged
+	0,  // 27: raftlog.v1.Result.code:type_name -> raftlog.v1.Code
+	7,  // 28: raftlog.v1.Result.create_run:type_name -> raftlog.v1.CreateRunResult
+	10, // 29: raftlog.v1.Result.register:type_name -> raftlog.v1.RegisterResult
+	14, // 30: raftlog.v1.Result.heartbeat:type_name -> raftlog.v1.HeartbeatResult
+	18, // 31: raftlog.v1.Result.lease_episodes:type_name -> raftlog.v1.LeaseEpisodesResult
+	21, // 32: raftlog.v1.Result.items:type_name -> raftlog.v1.ItemsResult
+	26, // 33: raftlog.v1.Result.lease_jobs:type_name -> raftlog.v1.LeaseJobsResult
+	31, // 34: raftlog.v1.Result.join_gang:type_name -> raftlog.v1.JoinGangResult
+	35, // 35: raftlog.v1.Result.take_batch:type_name -> raftlog.v1.TakeBatchResult
+	37, // 36: raftlog.v1.Result.commit_step:type_name -> raftlog.v1.CommitStepResult
+	39, // 37: raftlog.v1.Result.lease_publish:type_name -> raftlog.v1.LeasePublishResult
+	51, // 38: raftlog.v1.CreateRun.config:type_name -> raftlog.v1.RunConfig
+	5,  // 39: raftlog.v1.Register.node:type_name -> raftlog.v1.NodeRef
+	49, // 40: raftlog.v1.Register.labels:type_name -> raftlog.v1.Register.LabelsEntry
+	5,  // 41: raftlog.v1.Deregister.node:type_name -> raftlog.v1.NodeRef
+	5,  // 42: raftlog.v1.Heartbeat.node:type_name -> raftlog.v1.NodeRef
+	12, // 43: raftlog.v1.Heartbeat.held:type_name -> raftlog.v1.Held
+	12, // 44: raftlog.v1.HeartbeatResult.lost:type_name -> raftlog.v1.Held
+	5,  // 45: raftlog.v1.LeaseEpisodes.node:type_name -> raftlog.v1.NodeRef
+	52, // 46: raftlog.v1.EpisodeGrant.task_ref:type_name -> raftlog.v1.TaskRef
+	17, // 47: raftlog.v1.LeaseEpisodesResult.grants:type_name -> raftlog.v1.EpisodeGrant
+	5,  // 48: raftlog.v1.SealEpisodes.node:type_name -> raftlog.v1.NodeRef
+	20, // 49: raftlog.v1.SealEpisodes.items:type_name -> raftlog.v1.SealItem
+	53, // 50: raftlog.v1.SealItem.sealed:type_name -> raftlog.v1.Sealed
+	0,  // 51: raftlog.v1.ItemsResult.codes:type_name -> raftlog.v1.Code
+	5,  // 52: raftlog.v1.FailEpisodes.node:type_name -> raftlog.v1.NodeRef
+	23, // 53: raftlog.v1.FailEpisodes.items:type_name -> raftlog.v1.FailItem
+	5,  // 54: raftlog.v1.LeaseJobs.node:type_name -> raftlog.v1.NodeRef
+	52, // 55: raftlog.v1.JobGrant.task:type_name -> raftlog.v1.TaskRef
+	25, // 56: raftlog.v1.LeaseJobsResult.grants:type_name -> raftlog.v1.JobGrant
+	5,  // 57: raftlog.v1.SettleJobs.node:type_name -> raftlog.v1.NodeRef
+	28, // 58: raftlog.v1.SettleJobs.items:type_name -> raftlog.v1.SettleItem
+	54, // 59: raftlog.v1.SettleItem.verdict_row:type_name -> raftlog.v1.RowRef
+	5,  // 60: raftlog.v1.FailJobs.node:type_name -> raftlog.v1.NodeRef
+	23, // 61: raftlog.v1.FailJobs.items:type_name -> raftlog.v1.FailItem
+	5,  // 62: raftlog.v1.JoinGang.node:type_name -> raftlog.v1.NodeRef
+	5,  // 63: raftlog.v1.TakeBatch.node:type_name -> raftlog.v1.NodeRef
+	53, // 64: raftlog.v1.BatchMember.sealed:type_name -> raftlog.v1.Sealed
+	54, // 65: raftlog.v1.BatchMember.verdict_row:type_name -> raftlog.v1.RowRef
+	33, // 66: raftlog.v1.BatchGroup.members:type_name -> raftlog.v1.BatchMember
+	34, // 67: raftlog.v1.TakeBatchResult.groups:type_name -> raftlog.v1.BatchGroup
+	5,  // 68: raftlog.v1.CommitStep.node:type_name -> raftlog.v1.NodeRef
+	50, // 69: raftlog.v1.CommitStep.metrics:type_name -> raftlog.v1.CommitStep.MetricsEntry
+	5,  // 70: raftlog.v1.LeasePublish.node:type_name -> raftlog.v1.NodeRef
+	55, // 71: raftlog.v1.LeasePublishResult.engines:type_name -> raftlog.v1.Node
+	5,  // 72: raftlog.v1.FinishPublish.node:type_name -> raftlog.v1.NodeRef
+	56, // 73: raftlog.v1.SetMember.member:type_name -> raftlog.v1.Member
+	57, // 74: raftlog.v1.SetToken.token:type_name -> raftlog.v1.Token
+	75, // [75:75] is the sub-list for method output_type
+	75, // [75:75] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_command_proto_init() }
@@ -3834,6 +4344,13 @@ func file_raftlog_v1_command_proto_init() {
 		(*Op_FinishPublish)(nil),
 		(*Op_Mirrored)(nil),
 		(*Op_Deregister)(nil),
+		(*Op_Identify)(nil),
+		(*Op_SetMember)(nil),
+		(*Op_RemoveMember)(nil),
+		(*Op_SetToken)(nil),
+		(*Op_RemoveToken)(nil),
+		(*Op_Rollback)(nil),
+		(*Op_Diverged)(nil),
 	}
 	file_raftlog_v1_command_proto_msgTypes[3].OneofWrappers = []any{
 		(*Result_CreateRun)(nil),
@@ -3855,7 +4372,7 @@ func file_raftlog_v1_command_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_command_proto_rawDesc), len(file_raftlog_v1_command_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   43,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

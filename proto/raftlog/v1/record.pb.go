@@ -2903,6 +2903,9 @@ type Clock struct {
 	NextEvent     uint64                 `protobuf:"varint,3,opt,name=next_event,json=nextEvent,proto3" json:"next_event,omitempty"`
 	Mirrored      uint64                 `protobuf:"varint,4,opt,name=mirrored,proto3" json:"mirrored,omitempty"` // events up to here are in the store
 	Term          uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`
+	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // id of the cluster
+	Epoch         uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`    // times a snapshot was restored by hand; the high bits of fences
+	Level         int32                  `protobuf:"varint,8,opt,name=level,proto3" json:"level,omitempty"`    // commands up to this level may be proposed; 0 is 1
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2968,6 +2971,197 @@ func (x *Clock) GetMirrored() uint64 {
 func (x *Clock) GetTerm() uint64 {
 	if x != nil {
 		return x.Term
+	}
+	return 0
+}
+
+func (x *Clock) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *Clock) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *Clock) GetLevel() int32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+// Member is a node of the coordinator itself.
+type Member struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`                 // of its RPCs
+	Raft          string                 `protobuf:"bytes,3,opt,name=raft,proto3" json:"raft,omitempty"`                       // where it takes log entries
+	Level         int32                  `protobuf:"varint,4,opt,name=level,proto3" json:"level,omitempty"`                    // the newest commands it knows
+	Version       string                 `protobuf:"bytes,5,opt,name=version,proto3" json:"version,omitempty"`                 // of its binary
+	SinceNs       int64                  `protobuf:"varint,6,opt,name=since_ns,json=sinceNs,proto3" json:"since_ns,omitempty"` // log time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Member) Reset() {
+	*x = Member{}
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Member) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Member) ProtoMessage() {}
+
+func (x *Member) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Member.ProtoReflect.Descriptor instead.
+func (*Member) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *Member) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Member) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Member) GetRaft() string {
+	if x != nil {
+		return x.Raft
+	}
+	return ""
+}
+
+func (x *Member) GetLevel() int32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *Member) GetVersion() string {
+	if x != nil {
+		return x.Version
+	}
+	return ""
+}
+
+func (x *Member) GetSinceNs() int64 {
+	if x != nil {
+		return x.SinceNs
+	}
+	return 0
+}
+
+// Token lets a person or a program in. The secret itself is nowhere: sum is its SHA-256.
+type Token struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Sum           []byte                 `protobuf:"bytes,2,opt,name=sum,proto3" json:"sum,omitempty"`
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"` // admin | operator | viewer | worker
+	Note          string                 `protobuf:"bytes,4,opt,name=note,proto3" json:"note,omitempty"`
+	CreatedNs     int64                  `protobuf:"varint,5,opt,name=created_ns,json=createdNs,proto3" json:"created_ns,omitempty"`
+	ExpiresNs     int64                  `protobuf:"varint,6,opt,name=expires_ns,json=expiresNs,proto3" json:"expires_ns,omitempty"` // log time; 0 is never
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Token) Reset() {
+	*x = Token{}
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Token) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Token) ProtoMessage() {}
+
+func (x *Token) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Token.ProtoReflect.Descriptor instead.
+func (*Token) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *Token) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Token) GetSum() []byte {
+	if x != nil {
+		return x.Sum
+	}
+	return nil
+}
+
+func (x *Token) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Token) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+func (x *Token) GetCreatedNs() int64 {
+	if x != nil {
+		return x.CreatedNs
+	}
+	return 0
+}
+
+func (x *Token) GetExpiresNs() int64 {
+	if x != nil {
+		return x.ExpiresNs
 	}
 	return 0
 }
@@ -3248,7 +3442,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x19\n" +
-	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"\x8c\x01\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"\xd2\x01\n" +
 	"\x05Clock\x12\x15\n" +
 	"\x06now_ns\x18\x01 \x01(\x03R\x05nowNs\x12\x1d\n" +
 	"\n" +
@@ -3256,7 +3450,26 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"next_event\x18\x03 \x01(\x04R\tnextEvent\x12\x1a\n" +
 	"\bmirrored\x18\x04 \x01(\x04R\bmirrored\x12\x12\n" +
-	"\x04term\x18\x05 \x01(\x04R\x04term*\x9a\x01\n" +
+	"\x04term\x18\x05 \x01(\x04R\x04term\x12\x18\n" +
+	"\acluster\x18\x06 \x01(\tR\acluster\x12\x14\n" +
+	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05level\x18\b \x01(\x05R\x05level\"\x91\x01\n" +
+	"\x06Member\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04raft\x18\x03 \x01(\tR\x04raft\x12\x14\n" +
+	"\x05level\x18\x04 \x01(\x05R\x05level\x12\x18\n" +
+	"\aversion\x18\x05 \x01(\tR\aversion\x12\x19\n" +
+	"\bsince_ns\x18\x06 \x01(\x03R\asinceNs\"\x8f\x01\n" +
+	"\x05Token\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x10\n" +
+	"\x03sum\x18\x02 \x01(\fR\x03sum\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\x12\x12\n" +
+	"\x04note\x18\x04 \x01(\tR\x04note\x12\x1d\n" +
+	"\n" +
+	"created_ns\x18\x05 \x01(\x03R\tcreatedNs\x12\x1d\n" +
+	"\n" +
+	"expires_ns\x18\x06 \x01(\x03R\texpiresNs*\x9a\x01\n" +
 	"\bRunState\x12\x19\n" +
 	"\x15RUN_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11RUN_STATE_RUNNING\x10\x01\x12\x14\n" +
@@ -3313,7 +3526,7 @@ func file_raftlog_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_raftlog_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
 var file_raftlog_v1_record_proto_goTypes = []any{
 	(RunState)(0),         // 0: raftlog.v1.RunState
 	(VersionState)(0),     // 1: raftlog.v1.VersionState
@@ -3346,15 +3559,17 @@ var file_raftlog_v1_record_proto_goTypes = []any{
 	(*Client)(nil),        // 28: raftlog.v1.Client
 	(*Alarm)(nil),         // 29: raftlog.v1.Alarm
 	(*Clock)(nil),         // 30: raftlog.v1.Clock
-	nil,                   // 31: raftlog.v1.EnvConfig.LimitsOnEntry
-	nil,                   // 32: raftlog.v1.Step.MetricsEntry
-	nil,                   // 33: raftlog.v1.Node.LabelsEntry
+	(*Member)(nil),        // 31: raftlog.v1.Member
+	(*Token)(nil),         // 32: raftlog.v1.Token
+	nil,                   // 33: raftlog.v1.EnvConfig.LimitsOnEntry
+	nil,                   // 34: raftlog.v1.Step.MetricsEntry
+	nil,                   // 35: raftlog.v1.Node.LabelsEntry
 }
 var file_raftlog_v1_record_proto_depIdxs = []int32{
 	9,  // 0: raftlog.v1.RunConfig.envs:type_name -> raftlog.v1.EnvConfig
 	10, // 1: raftlog.v1.RunConfig.evals:type_name -> raftlog.v1.EvalConfig
 	8,  // 2: raftlog.v1.EnvConfig.tasks:type_name -> raftlog.v1.TaskRef
-	31, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
+	33, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
 	8,  // 4: raftlog.v1.EvalConfig.tasks:type_name -> raftlog.v1.TaskRef
 	7,  // 5: raftlog.v1.Run.config:type_name -> raftlog.v1.RunConfig
 	0,  // 6: raftlog.v1.Run.state:type_name -> raftlog.v1.RunState
@@ -3373,11 +3588,11 @@ var file_raftlog_v1_record_proto_depIdxs = []int32{
 	4,  // 19: raftlog.v1.VerifyJob.state:type_name -> raftlog.v1.JobState
 	18, // 20: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
 	5,  // 21: raftlog.v1.Step.state:type_name -> raftlog.v1.StepState
-	32, // 22: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
+	34, // 22: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
 	18, // 23: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
 	18, // 24: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
 	6,  // 25: raftlog.v1.Node.state:type_name -> raftlog.v1.NodeState
-	33, // 26: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
+	35, // 26: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
 	27, // [27:27] is the sub-list for method output_type
 	27, // [27:27] is the sub-list for method input_type
 	27, // [27:27] is the sub-list for extension type_name
@@ -3398,7 +3613,7 @@ func file_raftlog_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_record_proto_rawDesc), len(file_raftlog_v1_record_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   27,
+			NumMessages:   29,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -43,6 +43,8 @@ type Record struct {
 	//	*Record_Client
 	//	*Record_Event
 	//	*Record_Footer
+	//	*Record_Member
+	//	*Record_Token
 	Record        isRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -220,6 +222,24 @@ func (x *Record) GetFooter() *Footer {
 	return nil
 }
 
+func (x *Record) GetMember() *Member {
+	if x != nil {
+		if x, ok := x.Record.(*Record_Member); ok {
+			return x.Member
+		}
+	}
+	return nil
+}
+
+func (x *Record) GetToken() *Token {
+	if x != nil {
+		if x, ok := x.Record.(*Record_Token); ok {
+			return x.Token
+		}
+	}
+	return nil
+}
+
 type isRecord_Record interface {
 	isRecord_Record()
 }
@@ -284,6 +304,14 @@ type Record_Footer struct {
 	Footer *Footer `protobuf:"bytes,16,opt,name=footer,proto3,oneof"`
 }
 
+type Record_Member struct {
+	Member *Member `protobuf:"bytes,17,opt,name=member,proto3,oneof"`
+}
+
+type Record_Token struct {
+	Token *Token `protobuf:"bytes,18,opt,name=token,proto3,oneof"`
+}
+
 func (*Record_Header) isRecord_Record() {}
 
 func (*Record_Clock) isRecord_Record() {}
@@ -313,6 +341,10 @@ func (*Record_Client) isRecord_Record() {}
 func (*Record_Event) isRecord_Record() {}
 
 func (*Record_Footer) isRecord_Record() {}
+
+func (*Record_Member) isRecord_Record() {}
+
+func (*Record_Token) isRecord_Record() {}
 
 type Header struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -416,7 +448,7 @@ var File_raftlog_v1_snapshot_proto protoreflect.FileDescriptor
 const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
 	"\x19raftlog/v1/snapshot.proto\x12\n" +
-	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\xac\x05\n" +
+	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\x85\x06\n" +
 	"\x06Record\x12,\n" +
 	"\x06header\x18\x01 \x01(\v2\x12.raftlog.v1.HeaderH\x00R\x06header\x12)\n" +
 	"\x05clock\x18\x02 \x01(\v2\x11.raftlog.v1.ClockH\x00R\x05clock\x12#\n" +
@@ -433,7 +465,9 @@ const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\x04eval\x18\f \x01(\v2\x16.raftlog.v1.EvalResultH\x00R\x04eval\x12,\n" +
 	"\x06client\x18\r \x01(\v2\x12.raftlog.v1.ClientH\x00R\x06client\x12)\n" +
 	"\x05event\x18\x0e \x01(\v2\x11.raftlog.v1.EventH\x00R\x05event\x12,\n" +
-	"\x06footer\x18\x10 \x01(\v2\x12.raftlog.v1.FooterH\x00R\x06footerB\b\n" +
+	"\x06footer\x18\x10 \x01(\v2\x12.raftlog.v1.FooterH\x00R\x06footer\x12,\n" +
+	"\x06member\x18\x11 \x01(\v2\x12.raftlog.v1.MemberH\x00R\x06member\x12)\n" +
+	"\x05token\x18\x12 \x01(\v2\x11.raftlog.v1.TokenH\x00R\x05tokenB\b\n" +
 	"\x06record\"?\n" +
 	"\x06Header\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x1d\n" +
@@ -472,6 +506,8 @@ var file_raftlog_v1_snapshot_proto_goTypes = []any{
 	(*EvalResult)(nil),    // 13: raftlog.v1.EvalResult
 	(*Client)(nil),        // 14: raftlog.v1.Client
 	(*Event)(nil),         // 15: raftlog.v1.Event
+	(*Member)(nil),        // 16: raftlog.v1.Member
+	(*Token)(nil),         // 17: raftlog.v1.Token
 }
 var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: raftlog.v1.Record.header:type_name -> raftlog.v1.Header
@@ -489,11 +525,13 @@ var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	14, // 12: raftlog.v1.Record.client:type_name -> raftlog.v1.Client
 	15, // 13: raftlog.v1.Record.event:type_name -> raftlog.v1.Event
 	2,  // 14: raftlog.v1.Record.footer:type_name -> raftlog.v1.Footer
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	16, // 15: raftlog.v1.Record.member:type_name -> raftlog.v1.Member
+	17, // 16: raftlog.v1.Record.token:type_name -> raftlog.v1.Token
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_snapshot_proto_init() }
@@ -519,6 +557,8 @@ func file_raftlog_v1_snapshot_proto_init() {
 		(*Record_Client)(nil),
 		(*Record_Event)(nil),
 		(*Record_Footer)(nil),
+		(*Record_Member)(nil),
+		(*Record_Token)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -28,27 +28,35 @@ const (
 type Reason int32
 
 const (
-	Reason_REASON_UNSPECIFIED     Reason = 0 // not classified: it may have happened
-	Reason_REASON_NOT_LEADER      Reason = 1 // did not happen; ask the leader
-	Reason_REASON_STARTING        Reason = 2 // did not happen; the leader is not ready yet
-	Reason_REASON_QUEUE_FULL      Reason = 3 // did not happen; come back after retry_after_ns
-	Reason_REASON_STOPPED         Reason = 4 // did not happen; the node is closing or has failed
-	Reason_REASON_INVALID         Reason = 5 // did not happen and never will
-	Reason_REASON_NOT_FOUND       Reason = 6 // no such run
-	Reason_REASON_UNKNOWN_OUTCOME Reason = 7 // it may have happened: repeat with the same (client, seq)
+	Reason_REASON_UNSPECIFIED     Reason = 0  // not classified: it may have happened
+	Reason_REASON_NOT_LEADER      Reason = 1  // did not happen; ask the leader
+	Reason_REASON_STARTING        Reason = 2  // did not happen; the leader is not ready yet
+	Reason_REASON_QUEUE_FULL      Reason = 3  // did not happen; come back after retry_after_ns
+	Reason_REASON_STOPPED         Reason = 4  // did not happen; the node is closing or has failed
+	Reason_REASON_INVALID         Reason = 5  // did not happen and never will
+	Reason_REASON_NOT_FOUND       Reason = 6  // no such run
+	Reason_REASON_UNKNOWN_OUTCOME Reason = 7  // it may have happened: repeat with the same (client, seq)
+	Reason_REASON_UNAUTHENTICATED Reason = 8  // did not happen; the certificate or token is not accepted
+	Reason_REASON_FORBIDDEN       Reason = 9  // did not happen; the role does not allow it
+	Reason_REASON_RESYNC          Reason = 10 // of a watch: begin again without a revision
+	Reason_REASON_LEVEL           Reason = 11 // did not happen; not all voters know the command yet
 )
 
 // Enum value maps for Reason.
 var (
 	Reason_name = map[int32]string{
-		0: "REASON_UNSPECIFIED",
-		1: "REASON_NOT_LEADER",
-		2: "REASON_STARTING",
-		3: "REASON_QUEUE_FULL",
-		4: "REASON_STOPPED",
-		5: "REASON_INVALID",
-		6: "REASON_NOT_FOUND",
-		7: "REASON_UNKNOWN_OUTCOME",
+		0:  "REASON_UNSPECIFIED",
+		1:  "REASON_NOT_LEADER",
+		2:  "REASON_STARTING",
+		3:  "REASON_QUEUE_FULL",
+		4:  "REASON_STOPPED",
+		5:  "REASON_INVALID",
+		6:  "REASON_NOT_FOUND",
+		7:  "REASON_UNKNOWN_OUTCOME",
+		8:  "REASON_UNAUTHENTICATED",
+		9:  "REASON_FORBIDDEN",
+		10: "REASON_RESYNC",
+		11: "REASON_LEVEL",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":     0,
@@ -59,6 +67,10 @@ var (
 		"REASON_INVALID":         5,
 		"REASON_NOT_FOUND":       6,
 		"REASON_UNKNOWN_OUTCOME": 7,
+		"REASON_UNAUTHENTICATED": 8,
+		"REASON_FORBIDDEN":       9,
+		"REASON_RESYNC":          10,
+		"REASON_LEVEL":           11,
 	}
 )
 
@@ -105,6 +117,8 @@ const (
 	Kind_KIND_EVAL        Kind = 10
 	Kind_KIND_ALARM       Kind = 11
 	Kind_KIND_CLOCK       Kind = 12
+	Kind_KIND_MEMBER      Kind = 13
+	Kind_KIND_TOKEN       Kind = 14
 )
 
 // Enum value maps for Kind.
@@ -123,6 +137,8 @@ var (
 		10: "KIND_EVAL",
 		11: "KIND_ALARM",
 		12: "KIND_CLOCK",
+		13: "KIND_MEMBER",
+		14: "KIND_TOKEN",
 	}
 	Kind_value = map[string]int32{
 		"KIND_UNSPECIFIED": 0,
@@ -138,6 +154,8 @@ var (
 		"KIND_EVAL":        10,
 		"KIND_ALARM":       11,
 		"KIND_CLOCK":       12,
+		"KIND_MEMBER":      13,
+		"KIND_TOKEN":       14,
 	}
 )
 
@@ -174,6 +192,7 @@ type Refusal struct {
 	Reason        Reason                 `protobuf:"varint,1,opt,name=reason,proto3,enum=rlfleet.v1.Reason" json:"reason,omitempty"`
 	Leader        string                 `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"` // node id of the leader, when known
 	RetryAfterNs  int64                  `protobuf:"varint,3,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
+	LeaderAddress string                 `protobuf:"bytes,4,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"` // of its RPCs, when known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -227,6 +246,13 @@ func (x *Refusal) GetRetryAfterNs() int64 {
 		return x.RetryAfterNs
 	}
 	return 0
+}
+
+func (x *Refusal) GetLeaderAddress() string {
+	if x != nil {
+		return x.LeaderAddress
+	}
+	return ""
 }
 
 type ViewRequest struct {
@@ -626,6 +652,219 @@ func (x *Change) GetWork() *Work {
 	return nil
 }
 
+type WatchRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`                                  // empty: every run
+	Kinds         []Kind                 `protobuf:"varint,2,rep,packed,name=kinds,proto3,enum=rlfleet.v1.Kind" json:"kinds,omitempty"` // of run, version, group, alarm, step, eval, node; empty: run, version, group and alarm
+	After         uint64                 `protobuf:"varint,3,opt,name=after,proto3" json:"after,omitempty"`                             // revision to go on after; 0: begin with the records as they are
+	Epoch         uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                             // of that revision
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchRequest) Reset() {
+	*x = WatchRequest{}
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchRequest) ProtoMessage() {}
+
+func (x *WatchRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
+func (*WatchRequest) Descriptor() ([]byte, []int) {
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WatchRequest) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *WatchRequest) GetKinds() []Kind {
+	if x != nil {
+		return x.Kinds
+	}
+	return nil
+}
+
+func (x *WatchRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+type WatchResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Revision      uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"` // log index; every change up to it has been sent
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Snapshot      bool                   `protobuf:"varint,3,opt,name=snapshot,proto3" json:"snapshot,omitempty"` // these are the records as they are; the receiver forgets what it had
+	Records       []*v1.Record           `protobuf:"bytes,4,rep,name=records,proto3" json:"records,omitempty"`    // as they are now
+	Removed       []*Removed             `protobuf:"bytes,5,rep,name=removed,proto3" json:"removed,omitempty"`
+	Alarms        []*v1.Alarm            `protobuf:"bytes,6,rep,name=alarms,proto3" json:"alarms,omitempty"` // all that stand, when alarms_changed
+	AlarmsChanged bool                   `protobuf:"varint,7,opt,name=alarms_changed,json=alarmsChanged,proto3" json:"alarms_changed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchResponse) Reset() {
+	*x = WatchResponse{}
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchResponse) ProtoMessage() {}
+
+func (x *WatchResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
+func (*WatchResponse) Descriptor() ([]byte, []int) {
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *WatchResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *WatchResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *WatchResponse) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
+func (x *WatchResponse) GetRecords() []*v1.Record {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetRemoved() []*Removed {
+	if x != nil {
+		return x.Removed
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetAlarms() []*v1.Alarm {
+	if x != nil {
+		return x.Alarms
+	}
+	return nil
+}
+
+func (x *WatchResponse) GetAlarmsChanged() bool {
+	if x != nil {
+		return x.AlarmsChanged
+	}
+	return false
+}
+
+// Removed names a record that is no more.
+type Removed struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          Kind                   `protobuf:"varint,1,opt,name=kind,proto3,enum=rlfleet.v1.Kind" json:"kind,omitempty"`
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"` // as in the record: run, run/version, run/group, …
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Removed) Reset() {
+	*x = Removed{}
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Removed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Removed) ProtoMessage() {}
+
+func (x *Removed) ProtoReflect() protoreflect.Message {
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Removed.ProtoReflect.Descriptor instead.
+func (*Removed) Descriptor() ([]byte, []int) {
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *Removed) GetKind() Kind {
+	if x != nil {
+		return x.Kind
+	}
+	return Kind_KIND_UNSPECIFIED
+}
+
+func (x *Removed) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -634,7 +873,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +885,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[8]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +898,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{8}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{11}
 }
 
 type StatusResponse struct {
@@ -675,13 +914,18 @@ type StatusResponse struct {
 	Mirror        *MirrorStatus          `protobuf:"bytes,9,opt,name=mirror,proto3" json:"mirror,omitempty"`
 	Failure       string                 `protobuf:"bytes,10,opt,name=failure,proto3" json:"failure,omitempty"` // why the node stopped
 	Version       string                 `protobuf:"bytes,11,opt,name=version,proto3" json:"version,omitempty"` // of the binary
+	Cluster       string                 `protobuf:"bytes,12,opt,name=cluster,proto3" json:"cluster,omitempty"` // id; empty while the node waits for `rlctl cluster init` or `join`
+	Epoch         uint64                 `protobuf:"varint,13,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Level         int32                  `protobuf:"varint,14,opt,name=level,proto3" json:"level,omitempty"`    // newest commands this node knows
+	Raft          string                 `protobuf:"bytes,15,opt,name=raft,proto3" json:"raft,omitempty"`       // where it takes log entries
+	Address       string                 `protobuf:"bytes,16,opt,name=address,proto3" json:"address,omitempty"` // of its RPCs
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -693,7 +937,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[9]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -706,7 +950,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{9}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StatusResponse) GetNode() string {
@@ -786,6 +1030,41 @@ func (x *StatusResponse) GetVersion() string {
 	return ""
 }
 
+func (x *StatusResponse) GetCluster() string {
+	if x != nil {
+		return x.Cluster
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetLevel() int32 {
+	if x != nil {
+		return x.Level
+	}
+	return 0
+}
+
+func (x *StatusResponse) GetRaft() string {
+	if x != nil {
+		return x.Raft
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
 type MirrorStatus struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Waiting       uint64                 `protobuf:"varint,1,opt,name=waiting,proto3" json:"waiting,omitempty"`                      // events not yet in the store
@@ -797,7 +1076,7 @@ type MirrorStatus struct {
 
 func (x *MirrorStatus) Reset() {
 	*x = MirrorStatus{}
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -809,7 +1088,7 @@ func (x *MirrorStatus) String() string {
 func (*MirrorStatus) ProtoMessage() {}
 
 func (x *MirrorStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[10]
+	mi := &file_rlfleet_v1_coordinator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -822,7 +1101,7 @@ func (x *MirrorStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MirrorStatus.ProtoReflect.Descriptor instead.
 func (*MirrorStatus) Descriptor() ([]byte, []int) {
-	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{10}
+	return file_rlfleet_v1_coordinator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *MirrorStatus) GetWaiting() uint64 {
@@ -851,11 +1130,12 @@ var File_rlfleet_v1_coordinator_proto protoreflect.FileDescriptor
 const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
 	"\x1crlfleet/v1/coordinator.proto\x12\n" +
-	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\x1a\x19raftlog/v1/snapshot.proto\"s\n" +
+	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\x1a\x19raftlog/v1/snapshot.proto\"\x9a\x01\n" +
 	"\aRefusal\x12*\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x12.rlfleet.v1.ReasonR\x06reason\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12$\n" +
-	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\"]\n" +
+	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\x12%\n" +
+	"\x0eleader_address\x18\x04 \x01(\tR\rleaderAddress\"]\n" +
 	"\vViewRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12&\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x10.rlfleet.v1.KindR\x05kinds\x12\x14\n" +
@@ -881,8 +1161,24 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x10\n" +
 	"\x03run\x18\x02 \x01(\tR\x03run\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12$\n" +
-	"\x04work\x18\x04 \x01(\v2\x10.rlfleet.v1.WorkR\x04work\"\x0f\n" +
-	"\rStatusRequest\"\xab\x02\n" +
+	"\x04work\x18\x04 \x01(\v2\x10.rlfleet.v1.WorkR\x04work\"t\n" +
+	"\fWatchRequest\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12&\n" +
+	"\x05kinds\x18\x02 \x03(\x0e2\x10.rlfleet.v1.KindR\x05kinds\x12\x14\n" +
+	"\x05after\x18\x03 \x01(\x04R\x05after\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"\x8c\x02\n" +
+	"\rWatchResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1a\n" +
+	"\bsnapshot\x18\x03 \x01(\bR\bsnapshot\x12,\n" +
+	"\arecords\x18\x04 \x03(\v2\x12.raftlog.v1.RecordR\arecords\x12-\n" +
+	"\aremoved\x18\x05 \x03(\v2\x13.rlfleet.v1.RemovedR\aremoved\x12)\n" +
+	"\x06alarms\x18\x06 \x03(\v2\x11.raftlog.v1.AlarmR\x06alarms\x12%\n" +
+	"\x0ealarms_changed\x18\a \x01(\bR\ralarmsChanged\"A\n" +
+	"\aRemoved\x12$\n" +
+	"\x04kind\x18\x01 \x01(\x0e2\x10.rlfleet.v1.KindR\x04kind\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\"\x0f\n" +
+	"\rStatusRequest\"\x9f\x03\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
@@ -895,12 +1191,17 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\x06mirror\x18\t \x01(\v2\x18.rlfleet.v1.MirrorStatusR\x06mirror\x12\x18\n" +
 	"\afailure\x18\n" +
 	" \x01(\tR\afailure\x12\x18\n" +
-	"\aversion\x18\v \x01(\tR\aversion\"_\n" +
+	"\aversion\x18\v \x01(\tR\aversion\x12\x18\n" +
+	"\acluster\x18\f \x01(\tR\acluster\x12\x14\n" +
+	"\x05epoch\x18\r \x01(\x04R\x05epoch\x12\x14\n" +
+	"\x05level\x18\x0e \x01(\x05R\x05level\x12\x12\n" +
+	"\x04raft\x18\x0f \x01(\tR\x04raft\x12\x18\n" +
+	"\aaddress\x18\x10 \x01(\tR\aaddress\"_\n" +
 	"\fMirrorStatus\x12\x18\n" +
 	"\awaiting\x18\x01 \x01(\x04R\awaiting\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x1d\n" +
 	"\n" +
-	"failing_ns\x18\x03 \x01(\x03R\tfailingNs*\xbd\x01\n" +
+	"failing_ns\x18\x03 \x01(\x03R\tfailingNs*\x94\x02\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11REASON_NOT_LEADER\x10\x01\x12\x13\n" +
@@ -909,7 +1210,12 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\x0eREASON_STOPPED\x10\x04\x12\x12\n" +
 	"\x0eREASON_INVALID\x10\x05\x12\x14\n" +
 	"\x10REASON_NOT_FOUND\x10\x06\x12\x1a\n" +
-	"\x16REASON_UNKNOWN_OUTCOME\x10\a*\xda\x01\n" +
+	"\x16REASON_UNKNOWN_OUTCOME\x10\a\x12\x1a\n" +
+	"\x16REASON_UNAUTHENTICATED\x10\b\x12\x14\n" +
+	"\x10REASON_FORBIDDEN\x10\t\x12\x11\n" +
+	"\rREASON_RESYNC\x10\n" +
+	"\x12\x10\n" +
+	"\fREASON_LEVEL\x10\v*\xfb\x01\n" +
 	"\x04Kind\x12\x14\n" +
 	"\x10KIND_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bKIND_RUN\x10\x01\x12\x10\n" +
@@ -927,12 +1233,16 @@ const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
 	"KIND_ALARM\x10\v\x12\x0e\n" +
 	"\n" +
-	"KIND_CLOCK\x10\f2\xb5\x02\n" +
+	"KIND_CLOCK\x10\f\x12\x0f\n" +
+	"\vKIND_MEMBER\x10\r\x12\x0e\n" +
+	"\n" +
+	"KIND_TOKEN\x10\x0e2\xf5\x02\n" +
 	"\vCoordinator\x123\n" +
 	"\aPropose\x12\x14.raftlog.v1.Proposal\x1a\x12.raftlog.v1.Result\x12;\n" +
 	"\x04View\x12\x17.rlfleet.v1.ViewRequest\x1a\x18.rlfleet.v1.ViewResponse0\x01\x126\n" +
 	"\x03Why\x12\x16.rlfleet.v1.WhyRequest\x1a\x17.rlfleet.v1.WhyResponse\x12;\n" +
-	"\aChanges\x12\x1a.rlfleet.v1.ChangesRequest\x1a\x12.rlfleet.v1.Change0\x01\x12?\n" +
+	"\aChanges\x12\x1a.rlfleet.v1.ChangesRequest\x1a\x12.rlfleet.v1.Change0\x01\x12>\n" +
+	"\x05Watch\x12\x18.rlfleet.v1.WatchRequest\x1a\x19.rlfleet.v1.WatchResponse0\x01\x12?\n" +
 	"\x06Status\x12\x19.rlfleet.v1.StatusRequest\x1a\x1a.rlfleet.v1.StatusResponseB7Z5github.com/rlfleet/rlfleet/proto/rlfleet/v1;rlfleetv1b\x06proto3"
 
 var (
@@ -948,7 +1258,7 @@ func file_rlfleet_v1_coordinator_proto_rawDescGZIP() []byte {
 }
 
 var file_rlfleet_v1_coordinator_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_rlfleet_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_rlfleet_v1_coordinator_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_rlfleet_v1_coordinator_proto_goTypes = []any{
 	(Reason)(0),            // 0: rlfleet.v1.Reason
 	(Kind)(0),              // 1: rlfleet.v1.Kind
@@ -960,36 +1270,46 @@ var file_rlfleet_v1_coordinator_proto_goTypes = []any{
 	(*ChangesRequest)(nil), // 7: rlfleet.v1.ChangesRequest
 	(*Work)(nil),           // 8: rlfleet.v1.Work
 	(*Change)(nil),         // 9: rlfleet.v1.Change
-	(*StatusRequest)(nil),  // 10: rlfleet.v1.StatusRequest
-	(*StatusResponse)(nil), // 11: rlfleet.v1.StatusResponse
-	(*MirrorStatus)(nil),   // 12: rlfleet.v1.MirrorStatus
-	(*v1.Record)(nil),      // 13: raftlog.v1.Record
-	(*v1.Alarm)(nil),       // 14: raftlog.v1.Alarm
-	(*v1.Proposal)(nil),    // 15: raftlog.v1.Proposal
-	(*v1.Result)(nil),      // 16: raftlog.v1.Result
+	(*WatchRequest)(nil),   // 10: rlfleet.v1.WatchRequest
+	(*WatchResponse)(nil),  // 11: rlfleet.v1.WatchResponse
+	(*Removed)(nil),        // 12: rlfleet.v1.Removed
+	(*StatusRequest)(nil),  // 13: rlfleet.v1.StatusRequest
+	(*StatusResponse)(nil), // 14: rlfleet.v1.StatusResponse
+	(*MirrorStatus)(nil),   // 15: rlfleet.v1.MirrorStatus
+	(*v1.Record)(nil),      // 16: raftlog.v1.Record
+	(*v1.Alarm)(nil),       // 17: raftlog.v1.Alarm
+	(*v1.Proposal)(nil),    // 18: raftlog.v1.Proposal
+	(*v1.Result)(nil),      // 19: raftlog.v1.Result
 }
 var file_rlfleet_v1_coordinator_proto_depIdxs = []int32{
 	0,  // 0: rlfleet.v1.Refusal.reason:type_name -> rlfleet.v1.Reason
 	1,  // 1: rlfleet.v1.ViewRequest.kinds:type_name -> rlfleet.v1.Kind
-	13, // 2: rlfleet.v1.ViewResponse.records:type_name -> raftlog.v1.Record
-	14, // 3: rlfleet.v1.ViewResponse.alarms:type_name -> raftlog.v1.Alarm
+	16, // 2: rlfleet.v1.ViewResponse.records:type_name -> raftlog.v1.Record
+	17, // 3: rlfleet.v1.ViewResponse.alarms:type_name -> raftlog.v1.Alarm
 	8,  // 4: rlfleet.v1.Change.work:type_name -> rlfleet.v1.Work
-	12, // 5: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
-	15, // 6: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
-	3,  // 7: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
-	5,  // 8: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
-	7,  // 9: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
-	10, // 10: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
-	16, // 11: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
-	4,  // 12: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
-	6,  // 13: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
-	9,  // 14: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
-	11, // 15: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
-	11, // [11:16] is the sub-list for method output_type
-	6,  // [6:11] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	1,  // 5: rlfleet.v1.WatchRequest.kinds:type_name -> rlfleet.v1.Kind
+	16, // 6: rlfleet.v1.WatchResponse.records:type_name -> raftlog.v1.Record
+	12, // 7: rlfleet.v1.WatchResponse.removed:type_name -> rlfleet.v1.Removed
+	17, // 8: rlfleet.v1.WatchResponse.alarms:type_name -> raftlog.v1.Alarm
+	1,  // 9: rlfleet.v1.Removed.kind:type_name -> rlfleet.v1.Kind
+	15, // 10: rlfleet.v1.StatusResponse.mirror:type_name -> rlfleet.v1.MirrorStatus
+	18, // 11: rlfleet.v1.Coordinator.Propose:input_type -> raftlog.v1.Proposal
+	3,  // 12: rlfleet.v1.Coordinator.View:input_type -> rlfleet.v1.ViewRequest
+	5,  // 13: rlfleet.v1.Coordinator.Why:input_type -> rlfleet.v1.WhyRequest
+	7,  // 14: rlfleet.v1.Coordinator.Changes:input_type -> rlfleet.v1.ChangesRequest
+	10, // 15: rlfleet.v1.Coordinator.Watch:input_type -> rlfleet.v1.WatchRequest
+	13, // 16: rlfleet.v1.Coordinator.Status:input_type -> rlfleet.v1.StatusRequest
+	19, // 17: rlfleet.v1.Coordinator.Propose:output_type -> raftlog.v1.Result
+	4,  // 18: rlfleet.v1.Coordinator.View:output_type -> rlfleet.v1.ViewResponse
+	6,  // 19: rlfleet.v1.Coordinator.Why:output_type -> rlfleet.v1.WhyResponse
+	9,  // 20: rlfleet.v1.Coordinator.Changes:output_type -> rlfleet.v1.Change
+	11, // 21: rlfleet.v1.Coordinator.Watch:output_type -> rlfleet.v1.WatchResponse
+	14, // 22: rlfleet.v1.Coordinator.Status:output_type -> rlfleet.v1.StatusResponse
+	17, // [17:23] is the sub-list for method output_type
+	11, // [11:17] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_rlfleet_v1_coordinator_proto_init() }
@@ -1003,7 +1323,7 @@ func file_rlfleet_v1_coordinator_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rlfleet_v1_coordinator_proto_rawDesc), len(file_rlfleet_v1_coordinator_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   11,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

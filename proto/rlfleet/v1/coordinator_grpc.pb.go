@@ -26,6 +26,7 @@ const (
 	Coordinator_View_FullMethodName    = "/rlfleet.v1.Coordinator/View"
 	Coordinator_Why_FullMethodName     = "/rlfleet.v1.Coordinator/Why"
 	Coordinator_Changes_FullMethodName = "/rlfleet.v1.Coordinator/Changes"
+	Coordinator_Watch_FullMethodName   = "/rlfleet.v1.Coordinator/Watch"
 	Coordinator_Status_FullMethodName  = "/rlfleet.v1.Coordinator/Status"
 )
 
@@ -45,6 +46,11 @@ type CoordinatorClient interface {
 	// Changes sends what there is to do in a run, at once and then whenever that
 	// changes. Changes are coalesced: a slow receiver gets the newest only.
 	Changes(ctx context.Context, in *ChangesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[Change], error)
+	// Watch sends the records of a run and then those that change, each message
+	// with the revision it brings the receiver to. A receiver that comes back
+	// with its last revision and epoch gets what it missed; one that is too slow, or too
+	// late, is told to begin again (REASON_RESYNC).
+	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
 	// Status speaks of the answering node and works without a leader.
 	Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error)
 }
@@ -115,6 +121,25 @@ func (c *coordinatorClient) Changes(ctx context.Context, in *ChangesRequest, opt
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Coordinator_ChangesClient = grpc.ServerStreamingClient[Change]
 
+func (c *coordinatorClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Coordinator_ServiceDesc.Streams[2], Coordinator_Watch_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchRequest, WatchResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Coordinator_WatchClient = grpc.ServerStreamingClient[WatchResponse]
+
 func (c *coordinatorClient) Status(ctx context.Context, in *StatusRequest, opts ...grpc.CallOption) (*StatusResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatusResponse)
@@ -141,6 +166,11 @@ type CoordinatorServer interface {
 	// Changes sends what there is to do in a run, at once and then whenever that
 	// changes. Changes are coalesced: a slow receiver gets the newest only.
 	Changes(*ChangesRequest, grpc.ServerStreamingServer[Change]) error
+	// Watch sends the records of a run and then those that change, each message
+	// with the revision it brings the receiver to. A receiver that comes back
+	// with its last revision and epoch gets what it missed; one that is too slow, or too
+	// late, is told to begin again (REASON_RESYNC).
+	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
 	// Status speaks of the answering node and works without a leader.
 	Status(context.Context, *StatusRequest) (*StatusResponse, error)
 	mustEmbedUnimplementedCoordinatorServer()
@@ -164,6 +194,9 @@ func (UnimplementedCoordinatorServer) Why(context.Context, *WhyRequest) (*WhyRes
 }
 func (UnimplementedCoordinatorServer) Changes(*ChangesRequest, grpc.ServerStreamingServer[Change]) error {
 	return status.Error(codes.Unimplemented, "method Changes not implemented")
+}
+func (UnimplementedCoordinatorServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
+	return status.Error(codes.Unimplemented, "method Watch not implemented")
 }
 func (UnimplementedCoordinatorServer) Status(context.Context, *StatusRequest) (*StatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Status not implemented")
@@ -247,6 +280,17 @@ func _Coordinator_Changes_Handler(srv interface{}, stream grpc.ServerStream) err
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Coordinator_ChangesServer = grpc.ServerStreamingServer[Change]
 
+func _Coordinator_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(CoordinatorServer).Watch(m, &grpc.GenericServerStream[WatchRequest, WatchResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Coordinator_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
 func _Coordinator_Status_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatusRequest)
 	if err := dec(in); err != nil {
@@ -294,6 +338,11 @@ var Coordinator_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Changes",
 			Handler:       _Coordinator_Changes_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Watch",
+			Handler:       _Coordinator_Watch_Handler,
 			ServerStreams: true,
 		},
 	},
