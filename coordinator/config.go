@@ -53,6 +53,7 @@ type Config struct {
 	Election  time.Duration
 
 	faults func(raft.LogStore) raft.LogStore // a test's bad disk
+	memory func() logStore                   // a test's log, in place of the write-ahead log
 }
 
 // DefaultConfig is a single node: with nobody to disturb, it elects itself in

@@ -30,7 +30,7 @@ type Node struct {
 	cfg     Config
 	metrics *metrics
 	dir     *fsm.Dir
-	log     *fsm.Log
+	log     logStore
 	verify  *verifier.LogStore
 	guard   *guard
 	fsm     *fsm.FSM
@@ -96,7 +96,7 @@ func (n *Node) open() error {
 	for _, skipped := range from.Skipped {
 		n.cfg.Logger.Warn("snapshot cannot be read, an older one is used", "error", skipped)
 	}
-	if n.log, err = n.dir.OpenLog(logger.Named("wal"), n.cfg.SegmentBytes); err != nil {
+	if err := n.openLog(logger.Named("wal")); err != nil {
 		return err
 	}
 	if err := fsm.CheckLog(n.log, from.Index); err != nil {

@@ -6,11 +6,32 @@ import (
 	"sync"
 	"time"
 
+	hclog "github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
 	"github.com/hashicorp/raft-wal/verifier"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 )
+
+// logStore is raft's log with its term and vote. A test in a bubble keeps it in
+// memory: the write-ahead log waits for a real disk.
+type logStore interface {
+	raft.LogStore
+	raft.StableStore
+	Close() error
+}
+
+func (n *Node) openLog(logger hclog.Logger) error {
+	if n.cfg.memory != nil {
+		n.log = n.cfg.memory()
+		return nil
+	}
+	l, err := n.dir.OpenLog(logger, n.cfg.SegmentBytes)
+	if err == nil {
+		n.log = l
+	}
+	return err
+}
 
 // guard stands between raft and the disk. The first failed write ends the
 // node: raft would retry over a log in an unknown state, and it panics when it
