@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -162,7 +163,7 @@ func (m *mirror) write(ctx context.Context, run string, events []*raftlog.Event,
 			return err
 		}
 		key := ManifestKey(run, o.First)
-		if err := m.store.Put(ctx, key, b); err != nil {
+		if err := failpoint.Around(failpoint.MirrorPutBefore, failpoint.MirrorPutAfter, func() error { return m.store.Put(ctx, key, b) }); err != nil {
 			found, getErr := readManifest(ctx, m.store, key)
 			if getErr != nil { // nothing is there: the store failed
 				return fmt.Errorf("coordinator: mirror %s: %w", key, errors.Join(err, getErr))

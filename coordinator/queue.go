@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -201,6 +202,7 @@ func (q *queue) settle() {
 			fail(s.group, fmt.Errorf("%d results for %d proposals: %w", len(results), len(s.group), ErrUnknown))
 			continue
 		}
+		failpoint.At(failpoint.AnswerBefore)
 		for i, p := range s.group {
 			p.done <- answer{result: results[i]}
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/hashicorp/raft-wal/verifier"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 )
 
 // logStore is raft's log with its term and vote. A test in a bubble keeps it in
@@ -88,7 +89,7 @@ func (g *guard) StoreLogs(logs []*raft.Log) error {
 		return ErrStopped
 	}
 	start := time.Now()
-	if err := g.LogStore.StoreLogs(logs); err != nil {
+	if err := failpoint.Around(failpoint.LogAppendBefore, failpoint.LogAppendAfter, func() error { return g.LogStore.StoreLogs(logs) }); err != nil {
 		return g.fail("write log", err)
 	}
 	g.fsync(time.Since(start))
@@ -100,7 +101,7 @@ func (g *guard) DeleteRange(first, last uint64) error {
 	if g.isBad() {
 		return ErrStopped
 	}
-	return g.LogStore.DeleteRange(first, last)
+	return failpoint.Around(failpoint.LogDeleteBefore, failpoint.LogDeleteAfter, func() error { return g.LogStore.DeleteRange(first, last) })
 }
 
 // Set implements raft.StableStore.
@@ -118,7 +119,7 @@ func (g *guard) SetUint64(key []byte, val uint64) error {
 // this node. Once raft is shutting down nothing leaves any more.
 func (g *guard) keep(write func() error) error {
 	if !g.isBad() {
-		err := write()
+		err := failpoint.Around(failpoint.TermKeepBefore, failpoint.TermKeepAfter, write)
 		if err == nil {
 			return nil
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/internal/batch"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	"github.com/rlfleet/rlfleet/store"
@@ -79,6 +80,9 @@ func (r *recorder) seal(ctx context.Context, done []*finished) {
 }
 
 func (r *recorder) put(ctx context.Context, s trajectory.Sealed) error {
+	if err := failpoint.Err(failpoint.ShardPutBefore); err != nil {
+		return err
+	}
 	for _, shard := range []trajectory.Shard{s.Steps, s.Episodes} {
 		if _, err := store.PutObject(ctx, r.w.deps.Store, r.w.run.ID, shard.Table.Kind(), shard.Data); err != nil {
 			return err
@@ -90,7 +94,9 @@ func (r *recorder) put(ctx context.Context, s trajectory.Sealed) error {
 // commit names the shards in the log. Only now are the episodes sealed.
 func (r *recorder) commit(ctx context.Context, done []*finished, items []*raftlog.SealItem) {
 	w := r.w
+	failpoint.At(failpoint.ShardPutAfter)
 	res, err := w.deps.Coordinator.SealEpisodes(ctx, w.run.ID, items)
+	failpoint.At(failpoint.SealAfter)
 	if err != nil {
 		w.deps.Log.Warn("seal episodes: their leases decide", "episodes", len(items), "err", err)
 	}

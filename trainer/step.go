@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	"github.com/rlfleet/rlfleet/store"
@@ -95,7 +96,11 @@ func (t *step) write(ctx context.Context, from checkpoint, ledger policy.Digest)
 		return checkpoint{}, fmt.Errorf("trainer: write checkpoint of version %d: %w", from.manifest.Version+1, err)
 	}
 	m, data := from.next(files, ledger)
+	if err := failpoint.Err(failpoint.CheckpointBefore); err != nil {
+		return checkpoint{}, err
+	}
 	digest, err := save(ctx, t.store, t.cfg.Run, m, data)
+	failpoint.At(failpoint.CheckpointAfter)
 	return checkpoint{digest: digest, manifest: m}, err
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/policy"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -178,6 +179,7 @@ func (w *Worker) propose(ctx context.Context, s *raftlog.CommitStep) error {
 	for {
 		changed := w.deps.Coordinator.Changed()
 		_, err := w.deps.Coordinator.CommitStep(ctx, s)
+		failpoint.At(failpoint.CommitAfter)
 		switch {
 		case err == nil:
 			return nil

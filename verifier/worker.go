@@ -11,6 +11,7 @@ import (
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/internal/batch"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/internal/slots"
 	"github.com/rlfleet/rlfleet/outcome"
 	"github.com/rlfleet/rlfleet/policy"
@@ -286,6 +287,7 @@ func (w *Worker) fail(ctx context.Context, g *raftlog.JobGrant, reason outcome.E
 // settle stores verdict rows and commits them; only then is an episode settled.
 func (w *Worker) settle(ctx context.Context, done []judged) {
 	shard, err := w.encode(done)
+	err = errors.Join(err, failpoint.Err(failpoint.VerdictPutBefore))
 	if err == nil {
 		_, err = store.PutObject(ctx, w.deps.Store, w.run.ID, shard.Table.Kind(), shard.Data)
 	}
@@ -305,7 +307,9 @@ func (w *Worker) settle(ctx context.Context, done []judged) {
 			VerdictRow: &raftlog.RowRef{Object: string(r.Object), Batch: r.Batch, Row: r.Row, Rows: r.Rows},
 		}
 	}
+	failpoint.At(failpoint.VerdictPutAfter)
 	res, err := w.deps.Coordinator.SettleJobs(ctx, w.run.ID, items)
+	failpoint.At(failpoint.SettleAfter)
 	if err != nil {
 		w.deps.Log.Warn("settle episodes: their leases decide", "episodes", len(items), "err", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/rlfleet/rlfleet/coordinator/state"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -83,6 +84,7 @@ func (f *FSM) Apply(l *raft.Log) any { return f.ApplyBatch([]*raft.Log{l})[0] }
 
 // ApplyBatch implements raft.BatchingFSM.
 func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
+	failpoint.At(failpoint.ApplyBefore)
 	start := time.Now()
 	out := make([]any, len(logs))
 	entries := make([]*raftlog.Entry, len(logs))
@@ -111,6 +113,7 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 	}
 	f.moveLocked()
 	f.observe(len(logs), proposals, time.Since(start))
+	failpoint.At(failpoint.ApplyAfter)
 	return out
 }
 
@@ -151,13 +154,14 @@ func (f *FSM) Restore(r io.ReadCloser) error {
 type snapshot struct{ state *state.State }
 
 func (s snapshot) Persist(sink raft.SnapshotSink) error {
-	if err := WriteSnapshot(sink, s.state); err != nil {
+	if err := failpoint.Around(failpoint.SnapshotBefore, failpoint.SnapshotWritten, func() error { return WriteSnapshot(sink, s.state) }); err != nil {
 		_ = sink.Cancel() // the write's error is the one to report
 		return err
 	}
 	if err := sink.Close(); err != nil {
 		return fmt.Errorf("fsm: write snapshot: %w", err)
 	}
+	failpoint.At(failpoint.SnapshotAfter)
 	return nil
 }
 

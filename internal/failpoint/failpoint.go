@@ -45,6 +45,18 @@ func Err(p Point) error {
 	return a.hit(p)
 }
 
+// Around does f between two points.
+func Around(before, after Point, f func() error) error {
+	if err := Err(before); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	At(after)
+	return nil
+}
+
 // Start follows what the environment says: a plan (see parse), or "@FILE": then
 // the plan is what FILE holds whenever it exists, and the first process that
 // acts on it renames it to FILE.fired, so that of many processes one fails,

@@ -19,6 +19,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/coordinator/lease"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/policy/engine"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -183,6 +184,7 @@ func (p *Publisher) attempt(ctx context.Context, g *raftlog.LeasePublishResult) 
 	if err != nil {
 		return ended(err)
 	}
+	failpoint.At(failpoint.PublishStageAfter)
 	c.Waits(resource, "engines: probe")
 	checked, scores, step, err := p.check(ctx, g, m, staged)
 	if err != nil {
@@ -195,6 +197,7 @@ func (p *Publisher) attempt(ctx context.Context, g *raftlog.LeasePublishResult) 
 	}
 	c.Waits(resource, "engines: flip")
 	served, err := p.flip(ctx, g, checked)
+	failpoint.At(failpoint.PublishFlipAfter)
 	if err != nil {
 		return nil, err
 	}
