@@ -11,9 +11,10 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// EntryFormat is raised whenever a command gets a new operation, or a field
-// that changes what it does. A binary that meets a higher one stops.
-const EntryFormat = 1
+// EntryFormat is the newest format of entries: the level of the newest
+// operation. An entry has the format of the newest operation in it, so that an
+// older binary reads what it can and stops at what it cannot.
+const EntryFormat = state.Level
 
 // entryHeader is the format number and a CRC-32C of the encoded entry: the
 // write-ahead log does not check what it reads back.
@@ -28,7 +29,10 @@ func EncodeEntry(e *raftlog.Entry) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("fsm: encode entry: %w", err)
 	}
-	b[0] = EntryFormat
+	b[0] = 1
+	for _, p := range e.Proposals {
+		b[0] = max(b[0], byte(state.LevelOf(p.Op)))
+	}
 	binary.LittleEndian.PutUint32(b[1:], crc32.Checksum(b[entryHeader:], castagnoli))
 	return b, nil
 }

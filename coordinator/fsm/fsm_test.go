@@ -54,7 +54,7 @@ func TestEntry(t *testing.T) {
 	flipped := bytes.Clone(good)
 	flipped[len(flipped)-1] ^= 1
 	newer := bytes.Clone(good)
-	newer[0]++
+	newer[0] = EntryFormat + 1
 	unknownOp := &raftlog.Entry{Proposals: []*raftlog.Proposal{{Op: &raftlog.Op{}}}}
 	unknownOp.Proposals[0].Op.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 999, protowire.VarintType), 1))
 	for name, c := range map[string]struct {
@@ -176,7 +176,7 @@ func TestUndecodableEntryStops(t *testing.T) {
 	s, _, _ := f.View()
 	want := dump(t, s)
 	bad := command(t, 2, register(2, "h2"))
-	bad.Data[0]++
+	bad.Data[0] = EntryFormat + 1
 	out := f.ApplyBatch([]*raft.Log{bad, command(t, 3, register(3, "h3"))})
 	for _, o := range out {
 		require.ErrorIs(t, o.(error), ErrNewer)

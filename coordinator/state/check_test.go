@@ -30,6 +30,8 @@ func changes(a, b *State) []string {
 	out = append(out, diff("eval", &a.evals, &b.evals)...)
 	out = append(out, diff("client", &a.clients, &b.clients)...)
 	out = append(out, diff("event", &a.outbox, &b.outbox)...)
+	out = append(out, diff("member", &a.peers, &b.peers)...)
+	out = append(out, diff("token", &a.tokens, &b.tokens)...)
 	return out
 }
 

@@ -12,7 +12,10 @@ import (
 // cloneRun copies.
 
 func cloneClock(c *raftlog.Clock) *raftlog.Clock {
-	return &raftlog.Clock{NowNs: c.NowNs, NextFence: c.NextFence, NextEvent: c.NextEvent, Mirrored: c.Mirrored, Term: c.Term}
+	return &raftlog.Clock{
+		NowNs: c.NowNs, NextFence: c.NextFence, NextEvent: c.NextEvent, Mirrored: c.Mirrored, Term: c.Term,
+		Cluster: c.Cluster, Epoch: c.Epoch, Level: c.Level, GraceNs: c.GraceNs, RestoredEvent: c.RestoredEvent,
+	}
 }
 
 // cloneRun copies a run for change. Config and Spec never change and are shared: they are large.

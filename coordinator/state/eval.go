@@ -14,6 +14,12 @@ func evalKey(run, suite string, v int64) string {
 	return fmt.Sprintf("%s/%012d/%s", run, v, suite)
 }
 
+func (s *State) putEval(e *raftlog.EvalResult) {
+	k := evalKey(e.Run, e.Suite, e.Version)
+	s.evals.Set(k, e)
+	s.note(KindEval, k)
+}
+
 // planEvals opens the evaluation groups of a version that is due: at version
 // 0, every so many versions, and at the last one, be it early. They are outside pacing and
 // batches and sample from exactly that version.
@@ -32,7 +38,7 @@ func (s *State) planEvals(run string, v int64) {
 		if e.Episodes > 0 {
 			groups = min(tasks, max(1, e.Episodes/e.Samples))
 		}
-		s.evals.Set(k, &raftlog.EvalResult{Run: run, Suite: e.Suite, Version: v, Episodes: groups * e.Samples})
+		s.putEval(&raftlog.EvalResult{Run: run, Suite: e.Suite, Version: v, Episodes: groups * e.Samples})
 		for t := range groups {
 			r, _ = s.runs.Get(run)
 			s.openGroup(r, &raftlog.Group{Run: run, Env: e.Env, Task: t, Suite: e.Suite, Pin: v, Size: e.Samples, LiveAtAdmission: v, Bound: v})
@@ -57,7 +63,7 @@ func (s *State) scoreEval(g *raftlog.Group, ep *raftlog.Episode) {
 		e.Passed++
 	}
 	e.Done = e.Settled >= e.Episodes
-	s.evals.Set(k, e)
+	s.putEval(e)
 	if e.Done {
 		s.evalDone(e)
 	}

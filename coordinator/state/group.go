@@ -37,6 +37,7 @@ func (s *State) putGroup(g *raftlog.Group) {
 		s.active.Set(k, g)
 	}
 	s.groups.Set(k, g)
+	s.note(KindGroup, k)
 }
 
 // changeGroup changes a group through a function on a private copy.
@@ -180,6 +181,7 @@ func (s *State) forgetGroup(key string) {
 		s.episodes.Delete(memberKey(ep.Run, ep.Group, ep.Index))
 	}
 	s.groups.Delete(key)
+	s.note(KindGroup, key)
 }
 
 // outstanding returns the training groups of a run that have not ended, earliest deadline first.

@@ -2,6 +2,7 @@ package state
 
 import (
 	"fmt"
+	"maps"
 
 	"google.golang.org/protobuf/proto"
 
@@ -31,7 +32,20 @@ func (s *State) node(role string, ref *raftlog.NodeRef) *raftlog.Node {
 	return n
 }
 
-func (s *State) putNode(n *raftlog.Node) { s.nodes.Set(nodeKey(n.Role, n.Name), n) }
+func (s *State) putNode(n *raftlog.Node) {
+	k := nodeKey(n.Role, n.Name)
+	old, found := s.nodes.Set(k, n)
+	if s.noting && (!found || told(old, n)) {
+		s.note(KindNode, k)
+	}
+}
+
+// told reports whether a node changed in more than its expiry.
+func told(a, b *raftlog.Node) bool {
+	return a.Incarnation != b.Incarnation || a.State != b.State || a.Address != b.Address || a.Fence != b.Fence ||
+		a.Agents != b.Agents || a.Verifiers != b.Verifiers || a.AgentsReserved != b.AgentsReserved ||
+		a.VerifiersReserved != b.VerifiersReserved || a.Version != b.Version || a.Sandboxes != b.Sandboxes || !maps.Equal(a.Labels, b.Labels)
+}
 
 func fencedNode(ref *raftlog.NodeRef) *raftlog.Result {
 	return refuse(raftlog.Code_CODE_FENCED, fmt.Sprintf("%s %s incarnation %d is not registered; register again with a higher one", ref.GetRole(), ref.GetName(), ref.GetIncarnation()))

@@ -18,6 +18,7 @@ func (s *State) update(id string, change func(*raftlog.Run)) {
 	if !found {
 		return
 	}
+	s.note(KindRun, id)
 	if s.private[id] != r {
 		r = cloneRun(r)
 		s.private[id] = r
@@ -92,6 +93,7 @@ func (s *State) createRun(c *raftlog.CreateRun) *raftlog.Result {
 		r.Cursors = append(r.Cursors, &raftlog.Cursor{})
 	}
 	s.runs.Set(r.Id, r)
+	s.note(KindRun, r.Id)
 	s.putVersion(&raftlog.PolicyVersion{
 		Run: r.Id, Version: 0, Lineage: 1, State: raftlog.VersionState_VERSION_STATE_COMMITTED,
 		Manifest: c.Manifest, Full: true, CommittedNs: s.clock.NowNs,
@@ -176,21 +178,31 @@ func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 		return refuse(raftlog.Code_CODE_CONFLICT, "the last events are still being written to storage: try again")
 	}
 	prefix := r.Id + "/"
-	drop(&s.versions, prefix)
-	drop(&s.groups, prefix)
+	s.dropNoted(KindVersion, drop(&s.versions, prefix))
+	s.dropNoted(KindGroup, drop(&s.groups, prefix))
 	drop(&s.episodes, prefix)
-	drop(&s.steps, prefix)
-	drop(&s.evals, prefix)
+	s.dropNoted(KindStep, drop(&s.steps, prefix))
+	s.dropNoted(KindEval, drop(&s.evals, prefix))
 	s.gangs.Delete(r.Id)
 	s.publish.Delete(r.Id)
 	s.runs.Delete(r.Id)
+	s.note(KindRun, r.Id)
 	delete(s.counts, r.Id)
 	return ok()
 }
 
-func drop[R any](t *table[R], prefix string) {
-	for _, k := range under(t, prefix) {
+// drop deletes what is below a prefix and returns its keys.
+func drop[R any](t *table[R], prefix string) []string {
+	gone := under(t, prefix)
+	for _, k := range gone {
 		t.Delete(k)
+	}
+	return gone
+}
+
+func (s *State) dropNoted(kind Kind, gone []string) {
+	for _, k := range gone {
+		s.note(kind, k)
 	}
 }
 

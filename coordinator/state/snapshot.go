@@ -25,7 +25,7 @@ func (s *State) Records(yield func(*raftlog.Record) bool) {
 		}
 		return more
 	}
-	put(&raftlog.Record{Record: &raftlog.Record_Header{Header: &raftlog.Header{Format: snapshotFormat}}})
+	put(&raftlog.Record{Record: &raftlog.Record_Header{Header: &raftlog.Header{Format: s.format()}}})
 	put(&raftlog.Record{Record: &raftlog.Record_Clock{Clock: s.clock}})
 	s.runs.Scan(func(_ string, v *raftlog.Run) bool { return put(&raftlog.Record{Record: &raftlog.Record_Run{Run: v}}) })
 	s.versions.Scan(func(_ string, v *raftlog.PolicyVersion) bool {
@@ -61,7 +61,22 @@ func (s *State) Records(yield func(*raftlog.Record) bool) {
 	s.outbox.Scan(func(_ string, v *raftlog.Event) bool {
 		return put(&raftlog.Record{Record: &raftlog.Record_Event{Event: v}})
 	})
+	s.peers.Scan(func(_ string, v *raftlog.Member) bool {
+		return put(&raftlog.Record{Record: &raftlog.Record_Member{Member: v}})
+	})
+	s.tokens.Scan(func(_ string, v *raftlog.Token) bool {
+		return put(&raftlog.Record{Record: &raftlog.Record_Token{Token: v}})
+	})
 	put(&raftlog.Record{Record: &raftlog.Record_Footer{Footer: &raftlog.Footer{Records: n}}})
+}
+
+// format is the lowest that tells all there is, so that older replicas read what they can.
+func (s *State) format() int32 {
+	f := max(1, s.clock.Level)
+	if s.peers.Len() > 0 || s.tokens.Len() > 0 || s.clock.Cluster != "" {
+		f = max(f, 2)
+	}
+	return f
 }
 
 // Restore builds a state from records until next returns io.EOF. It returns
@@ -118,17 +133,21 @@ func (s *State) load(r *raftlog.Record) error {
 	case *raftlog.Record_Job:
 		s.putJob(v.Job)
 	case *raftlog.Record_Step:
-		s.steps.Set(numberKey(v.Step.Run, v.Step.Step), v.Step)
+		s.putStep(v.Step)
 	case *raftlog.Record_Gang:
 		s.gangs.Set(v.Gang.Run, v.Gang)
 	case *raftlog.Record_Publish:
 		s.publish.Set(v.Publish.Run, v.Publish)
 	case *raftlog.Record_Eval:
-		s.evals.Set(evalKey(v.Eval.Run, v.Eval.Suite, v.Eval.Version), v.Eval)
+		s.putEval(v.Eval)
 	case *raftlog.Record_Client:
 		s.clients.Set(v.Client.Id, v.Client)
 	case *raftlog.Record_Event:
 		s.outbox.Set(seqKey(v.Event.Seq), v.Event)
+	case *raftlog.Record_Member:
+		s.peers.Set(v.Member.Id, v.Member)
+	case *raftlog.Record_Token:
+		s.tokens.Set(v.Token.Id, v.Token)
 	default:
 		return fmt.Errorf("state: restore: unknown record: %w", ErrNewer)
 	}

@@ -63,6 +63,8 @@ func busy(t tester) *machine {
 	m.seal(grants[1])
 	m.seal(grants[2])
 	m.leaseJobs(1)
+	m.ok(&raftlog.Op{Op: &raftlog.Op_SetMember{SetMember: &raftlog.SetMember{Member: &raftlog.Member{Id: "n1", Raft: "n1:1", Level: Level}}}})
+	m.ok(&raftlog.Op{Op: &raftlog.Op_SetToken{SetToken: &raftlog.SetToken{Token: &raftlog.Token{Id: "t1", Sum: make([]byte, 32), Role: TokenViewer}}}})
 	m.propose(&raftlog.Proposal{Client: "c", Seq: 3, Op: &raftlog.Op{Op: &raftlog.Op_Tick{Tick: &raftlog.Tick{}}}})
 	return m
 }

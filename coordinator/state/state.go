@@ -20,7 +20,7 @@ const (
 	second         = int64(1e9)
 	LeaseTTL       = 10 * second        // of nodes and of everything they hold
 	clientSession  = 24 * 3600 * second // a client not seen for so long may be forgotten
-	snapshotFormat = 1
+	snapshotFormat = 2                  // of the newest records; a state of an older level is written in its own
 )
 
 type (
@@ -44,6 +44,8 @@ type State struct {
 	evals    table[*raftlog.EvalResult]
 	clients  table[*raftlog.Client]
 	outbox   table[*raftlog.Event]
+	peers    table[*raftlog.Member]
+	tokens   table[*raftlog.Token]
 
 	// Derived from the tables, kept by their put functions.
 	queue  set                   // episodes to lease, in the order they are leased
@@ -55,6 +57,8 @@ type State struct {
 	counts map[string]counts // by run
 
 	private map[string]*raftlog.Run // runs that the entry being applied has copied
+	noting  bool                    // see Journal
+	notes   []note
 }
 
 // counts are the lengths of the derived sets, by run.
@@ -81,6 +85,8 @@ func (s *State) Fork() *State {
 		evals:    *s.evals.Copy(),
 		clients:  *s.clients.Copy(),
 		outbox:   *s.outbox.Copy(),
+		peers:    *s.peers.Copy(),
+		tokens:   *s.tokens.Copy(),
 		queue:    *s.queue.Copy(),
 		leased:   *s.leased.Copy(),
 		ready:    *s.ready.Copy(),
@@ -105,6 +111,7 @@ func (s *State) Clock() *raftlog.Clock { return s.clock }
 func (s *State) Apply(e *raftlog.Entry) []*raftlog.Result {
 	clock := cloneClock(s.clock) // changed in place until this entry is done
 	clear(s.private)
+	s.notes = s.notes[:0]
 	clock.NowNs = max(clock.NowNs, e.NowNs)
 	stale := e.Term < clock.Term
 	clock.Term = max(clock.Term, e.Term)
@@ -123,6 +130,9 @@ func (s *State) Apply(e *raftlog.Entry) []*raftlog.Result {
 func (s *State) propose(p *raftlog.Proposal) *raftlog.Result {
 	if p.Client == "" {
 		return s.operate(p.Op)
+	}
+	if internal(p.Op) {
+		return refuse(raftlog.Code_CODE_INVALID, "only the leader itself does this")
 	}
 	if c, ok := s.clients.Get(p.Client); ok {
 		if p.Seq < c.Seq {
@@ -144,9 +154,6 @@ func (s *State) propose(p *raftlog.Proposal) *raftlog.Result {
 	s.clients.Set(p.Client, &raftlog.Client{Id: p.Client, Seq: p.Seq, Result: b, SeenNs: s.clock.NowNs})
 	return r
 }
-
-// Known reports whether this build can carry out the operation; a node that meets one it does not know must stop.
-func Known(op *raftlog.Op) bool { return op != nil && op.Op != nil }
 
 func (s *State) operate(op *raftlog.Op) *raftlog.Result {
 	switch o := op.GetOp().(type) {
@@ -186,6 +193,18 @@ func (s *State) operate(op *raftlog.Op) *raftlog.Result {
 		return s.finishPublish(o.FinishPublish)
 	case *raftlog.Op_Mirrored:
 		return s.markMirrored(o.Mirrored)
+	case *raftlog.Op_Identify:
+		return s.identify(o.Identify)
+	case *raftlog.Op_SetMember:
+		return s.setMember(o.SetMember.GetMember())
+	case *raftlog.Op_RemoveMember:
+		return s.removeMember(o.RemoveMember.GetId())
+	case *raftlog.Op_SetToken:
+		return s.setToken(o.SetToken.GetToken())
+	case *raftlog.Op_RemoveToken:
+		return s.removeToken(o.RemoveToken.GetId())
+	case *raftlog.Op_Diverged:
+		return s.diverged(o.Diverged)
 	}
 	return refuse(raftlog.Code_CODE_INVALID, "unknown operation")
 }

@@ -48,6 +48,12 @@ func (s *State) gang(run string, ref *raftlog.NodeRef, epoch, fence uint64) stri
 	return ""
 }
 
+func (s *State) putStep(st *raftlog.Step) {
+	k := numberKey(st.Run, st.Step)
+	s.steps.Set(k, st)
+	s.note(KindStep, k)
+}
+
 // takeBatch gives the gang the batch of step head: the assigned one again if there is one.
 func (s *State) takeBatch(t *raftlog.TakeBatch) *raftlog.Result {
 	r, found := s.runs.Get(t.Run)
@@ -80,7 +86,7 @@ func (s *State) takeBatch(t *raftlog.TakeBatch) *raftlog.Result {
 	if st.GangEpoch != t.Epoch {
 		st = proto.CloneOf(st)
 		st.GangEpoch = t.Epoch
-		s.steps.Set(numberKey(t.Run, st.Step), st)
+		s.putStep(st)
 	}
 	res.Ready = true
 	for _, id := range st.Groups {
@@ -169,7 +175,7 @@ func (s *State) assign(r *raftlog.Run, epoch uint64) (*raftlog.Step, string) {
 			g.State, g.Step = raftlog.GroupState_GROUP_STATE_ASSIGNED, st.Step
 		})
 	}
-	s.steps.Set(numberKey(r.Id, st.Step), st)
+	s.putStep(st)
 	s.update(r.Id, func(r *raftlog.Run) { r.BatchWaitNs = 0 })
 	return st, ""
 }
@@ -221,7 +227,7 @@ func (s *State) commitStep(c *raftlog.CommitStep) *raftlog.Result {
 	}
 	st = proto.CloneOf(st)
 	st.State, st.Manifest, st.Ledger, st.Metrics, st.CommittedNs = raftlog.StepState_STEP_STATE_COMMITTED, c.Manifest, c.Ledger, c.Metrics, s.clock.NowNs
-	s.steps.Set(numberKey(c.Run, c.Step), st)
+	s.putStep(st)
 	s.putVersion(&raftlog.PolicyVersion{
 		Run: c.Run, Version: c.Step + 1, Lineage: r.Lineage, State: raftlog.VersionState_VERSION_STATE_COMMITTED,
 		Manifest: c.Manifest, Full: c.Full, CommittedNs: s.clock.NowNs,

@@ -27,7 +27,7 @@ func (s *State) Due(now int64) bool {
 			return true
 		}
 	}
-	return len(s.idleClients(now)) > 0
+	return len(s.idleClients(now)) > 0 || len(s.expiredTokens(now)) > 0
 }
 
 // tick ends what is overdue at the entry's log time.
@@ -57,6 +57,7 @@ func (s *State) tick() *raftlog.Result {
 		}
 	}
 	s.forgetClients(now)
+	s.forgetTokens(now)
 	return ok()
 }
 

@@ -9,7 +9,11 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-func (s *State) putVersion(v *raftlog.PolicyVersion) { s.versions.Set(numberKey(v.Run, v.Version), v) }
+func (s *State) putVersion(v *raftlog.PolicyVersion) {
+	k := numberKey(v.Run, v.Version)
+	s.versions.Set(k, v)
+	s.note(KindVersion, k)
+}
 
 func (s *State) setVersion(run string, v int64, st raftlog.VersionState, reason string) {
 	old, found := s.versions.Get(numberKey(run, v))

@@ -2903,9 +2903,11 @@ type Clock struct {
 	NextEvent     uint64                 `protobuf:"varint,3,opt,name=next_event,json=nextEvent,proto3" json:"next_event,omitempty"`
 	Mirrored      uint64                 `protobuf:"varint,4,opt,name=mirrored,proto3" json:"mirrored,omitempty"` // events up to here are in the store
 	Term          uint64                 `protobuf:"varint,5,opt,name=term,proto3" json:"term,omitempty"`
-	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"` // id of the cluster
-	Epoch         uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`    // times a snapshot was restored by hand; the high bits of fences
-	Level         int32                  `protobuf:"varint,8,opt,name=level,proto3" json:"level,omitempty"`    // commands up to this level may be proposed; 0 is 1
+	Cluster       string                 `protobuf:"bytes,6,opt,name=cluster,proto3" json:"cluster,omitempty"`                                    // id of the cluster
+	Epoch         uint64                 `protobuf:"varint,7,opt,name=epoch,proto3" json:"epoch,omitempty"`                                       // times a snapshot was restored by hand; the high bits of fences
+	Level         int32                  `protobuf:"varint,8,opt,name=level,proto3" json:"level,omitempty"`                                       // commands up to this level may be proposed; 0 is 1
+	GraceNs       int64                  `protobuf:"varint,9,opt,name=grace_ns,json=graceNs,proto3" json:"grace_ns,omitempty"`                    // no lease and no node expires before: a new leader gives holders time to find it
+	RestoredEvent uint64                 `protobuf:"varint,10,opt,name=restored_event,json=restoredEvent,proto3" json:"restored_event,omitempty"` // last event of the snapshot that was last restored by hand
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2992,6 +2994,20 @@ func (x *Clock) GetEpoch() uint64 {
 func (x *Clock) GetLevel() int32 {
 	if x != nil {
 		return x.Level
+	}
+	return 0
+}
+
+func (x *Clock) GetGraceNs() int64 {
+	if x != nil {
+		return x.GraceNs
+	}
+	return 0
+}
+
+func (x *Clock) GetRestoredEvent() uint64 {
+	if x != nil {
+		return x.RestoredEvent
 	}
 	return 0
 }
@@ -3442,7 +3458,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04text\x18\x03 \x01(\tR\x04text\x12\x19\n" +
-	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"\xd2\x01\n" +
+	"\bsince_ns\x18\x04 \x01(\x03R\asinceNs\"\x94\x02\n" +
 	"\x05Clock\x12\x15\n" +
 	"\x06now_ns\x18\x01 \x01(\x03R\x05nowNs\x12\x1d\n" +
 	"\n" +
@@ -3453,7 +3469,10 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x04term\x18\x05 \x01(\x04R\x04term\x12\x18\n" +
 	"\acluster\x18\x06 \x01(\tR\acluster\x12\x14\n" +
 	"\x05epoch\x18\a \x01(\x04R\x05epoch\x12\x14\n" +
-	"\x05level\x18\b \x01(\x05R\x05level\"\x91\x01\n" +
+	"\x05level\x18\b \x01(\x05R\x05level\x12\x19\n" +
+	"\bgrace_ns\x18\t \x01(\x03R\agraceNs\x12%\n" +
+	"\x0erestored_event\x18\n" +
+	" \x01(\x04R\rrestoredEvent\"\x91\x01\n" +
 	"\x06Member\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
