@@ -193,6 +193,7 @@ type Refusal struct {
 	Leader        string                 `protobuf:"bytes,2,opt,name=leader,proto3" json:"leader,omitempty"` // node id of the leader, when known
 	RetryAfterNs  int64                  `protobuf:"varint,3,opt,name=retry_after_ns,json=retryAfterNs,proto3" json:"retry_after_ns,omitempty"`
 	LeaderAddress string                 `protobuf:"bytes,4,opt,name=leader_address,json=leaderAddress,proto3" json:"leader_address,omitempty"` // of its RPCs, when known
+	Sentence      string                 `protobuf:"bytes,5,opt,name=sentence,proto3" json:"sentence,omitempty"`                                // what a person should read, where the status is in the words of a library
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -251,6 +252,13 @@ func (x *Refusal) GetRetryAfterNs() int64 {
 func (x *Refusal) GetLeaderAddress() string {
 	if x != nil {
 		return x.LeaderAddress
+	}
+	return ""
+}
+
+func (x *Refusal) GetSentence() string {
+	if x != nil {
+		return x.Sentence
 	}
 	return ""
 }
@@ -1130,12 +1138,13 @@ var File_rlfleet_v1_coordinator_proto protoreflect.FileDescriptor
 const file_rlfleet_v1_coordinator_proto_rawDesc = "" +
 	"\n" +
 	"\x1crlfleet/v1/coordinator.proto\x12\n" +
-	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\x1a\x19raftlog/v1/snapshot.proto\"\x9a\x01\n" +
+	"rlfleet.v1\x1a\x18raftlog/v1/command.proto\x1a\x17raftlog/v1/record.proto\x1a\x19raftlog/v1/snapshot.proto\"\xb6\x01\n" +
 	"\aRefusal\x12*\n" +
 	"\x06reason\x18\x01 \x01(\x0e2\x12.rlfleet.v1.ReasonR\x06reason\x12\x16\n" +
 	"\x06leader\x18\x02 \x01(\tR\x06leader\x12$\n" +
 	"\x0eretry_after_ns\x18\x03 \x01(\x03R\fretryAfterNs\x12%\n" +
-	"\x0eleader_address\x18\x04 \x01(\tR\rleaderAddress\"]\n" +
+	"\x0eleader_address\x18\x04 \x01(\tR\rleaderAddress\x12\x1a\n" +
+	"\bsentence\x18\x05 \x01(\tR\bsentence\"]\n" +
 	"\vViewRequest\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12&\n" +
 	"\x05kinds\x18\x02 \x03(\x0e2\x10.rlfleet.v1.KindR\x05kinds\x12\x14\n" +
