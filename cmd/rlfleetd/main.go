@@ -16,6 +16,7 @@ import (
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/experiment"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	"github.com/rlfleet/rlfleet/store/file"
 	"github.com/rlfleet/rlfleet/trajectory"
 )
@@ -23,6 +24,12 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	unarm, err := failpoint.Start(ctx, os.Getenv(failpoint.Env))
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "rlfleetd:", err)
+		os.Exit(2)
+	}
+	defer unarm()
 	if err := rootCommand().ExecuteContext(ctx); err != nil {
 		role := ""
 		if len(os.Args) > 1 {
