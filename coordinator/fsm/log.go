@@ -3,6 +3,7 @@ package fsm
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	hclog "github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
@@ -17,6 +18,8 @@ type Log struct {
 	*wal.WAL
 	meta   types.MetaStore
 	failed *lastFailure
+
+	writing sync.Mutex // held by appends and truncations, which raft may call at the same time
 }
 
 // OpenLog opens the log of a locked directory after checking what the log

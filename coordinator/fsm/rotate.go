@@ -167,12 +167,18 @@ func (f watchedFiler) Create(i types.SegmentInfo) (types.SegmentWriter, error) {
 	return w, f.failed.note(err)
 }
 
+func (f watchedFiler) Open(i types.SegmentInfo) (types.SegmentReader, error) {
+	return openSealed(f.SegmentFiler, i)
+}
+
 // StoreLog implements raft.LogStore.
 func (l *Log) StoreLog(entry *raft.Log) error { return l.StoreLogs([]*raft.Log{entry}) }
 
 // StoreLogs implements raft.LogStore. After a failed rotation it returns
 // ErrNotRotated with the cause; the next OpenLog ends that rotation.
 func (l *Log) StoreLogs(entries []*raft.Log) error {
+	l.writing.Lock()
+	defer l.writing.Unlock()
 	err := l.WAL.StoreLogs(entries)
 	if !errors.Is(err, types.ErrSealed) {
 		return err

@@ -195,6 +195,10 @@ func (f frozenFiler) Create(types.SegmentInfo) (types.SegmentWriter, error) {
 	return emptySegment{}, nil
 }
 
+func (f frozenFiler) Open(i types.SegmentInfo) (types.SegmentReader, error) {
+	return openSealed(f.Filer, i)
+}
+
 func (f frozenFiler) Delete(uint64, uint64) error { return nil }
 
 // emptySegment stands for a segment that was planned and never written.
