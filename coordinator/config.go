@@ -36,6 +36,7 @@ type Config struct {
 	BatchCount    int           // most proposals of one log entry
 	BatchBytes    int           // size at which a log entry takes no more
 	InFlight      int           // log entries on their way at a time
+	Patience      time.Duration // a heartbeat without news waits at most this long for an entry to go with; 0: not at all
 	MaxMessage    int           // bytes of an RPC message
 	Tick          time.Duration // how often overdue things are looked for
 	MirrorEvery   time.Duration // least time between two manifest objects of a run
@@ -61,7 +62,7 @@ type Config struct {
 func DefaultConfig(dir string) Config {
 	return Config{
 		Dir: dir, Node: "n1", Version: "dev", Logger: slog.New(slog.DiscardHandler),
-		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, InFlight: 4, MaxMessage: 16 << 20,
+		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, InFlight: 4, MaxMessage: 16 << 20, Patience: mostPatience,
 		Tick: 250 * time.Millisecond, MirrorEvery: 250 * time.Millisecond, StartTimeout: time.Minute,
 		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240,
 		Election: 50 * time.Millisecond,
@@ -82,6 +83,7 @@ func (c Config) Validate() error {
 	need(c.Queue > 0 && c.BatchCount > 0 && c.InFlight > 0, "Queue, BatchCount and InFlight must be at least 1")
 	need(c.BatchBytes > 0 && c.BatchBytes <= 32<<20, "BatchBytes must be between 1 and 32 MiB")
 	need(c.MaxMessage > 0 && c.MaxMessage <= 32<<20, "MaxMessage must be between 1 and 32 MiB") // a log entry holds at most 64 MiB
+	need(c.Patience >= 0 && c.Patience <= mostPatience, fmt.Sprintf("Patience must be between 0 and %s, an eighth of a lease", mostPatience))
 	need(c.Tick > 0 && c.MirrorEvery > 0 && c.StartTimeout > 0 && c.SnapshotEvery > 0, "durations must be positive")
 	need(c.SegmentBytes >= 64<<10, "SegmentBytes must be at least 64 KiB")
 	need(c.SnapshotAfter > 0, "SnapshotAfter must be at least 1")

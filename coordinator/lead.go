@@ -59,6 +59,7 @@ func (n *Node) lead() {
 					n.reign.Store(nil)
 					wg.Wait()
 					n.reign.Store(nil) // a barrier that was just then answered
+					n.queue.release()
 				}
 			}
 		case <-n.stopping.Done():

@@ -24,6 +24,7 @@ type appender interface {
 type pending struct {
 	proposal *raftlog.Proposal
 	size     int
+	since    time.Time   // of a patient one: when it came
 	done     chan answer // capacity 1: a caller that left blocks nobody
 }
 
@@ -41,6 +42,7 @@ type sent struct {
 
 // queue puts many proposals into each log entry. It takes what is there and
 // never waits for more: while an entry is being written the next one gathers.
+// Only patient proposals wait, for company, in the waiting room (patience.go).
 type queue struct {
 	cfg     Config
 	log     appender
@@ -48,6 +50,8 @@ type queue struct {
 	wait    func(raft.Future) error // for the future, or for raft's end
 	metrics *metrics
 	in      chan *pending
+	calm    chan *pending // patient ones, on their way to the waiting room
+	hurry   chan struct{} // capacity 1: the waiting room is to be emptied now
 	slots   chan struct{} // one for each entry on its way, at most InFlight
 	flight  chan sent     // entries on their way, in order; never blocks
 	stop    chan struct{}
@@ -59,7 +63,8 @@ type queue struct {
 func newQueue(cfg Config, log appender, r func() (*reign, error), wait func(raft.Future) error, m *metrics) *queue {
 	return &queue{
 		cfg: cfg, log: log, reign: r, wait: wait, metrics: m,
-		in: make(chan *pending, cfg.Queue), slots: make(chan struct{}, cfg.InFlight), flight: make(chan sent, cfg.InFlight), stop: make(chan struct{}),
+		in: make(chan *pending, cfg.Queue), calm: make(chan *pending, cfg.Queue), hurry: make(chan struct{}, 1),
+		slots: make(chan struct{}, cfg.InFlight), flight: make(chan sent, cfg.InFlight), stop: make(chan struct{}),
 	}
 }
 
@@ -87,6 +92,14 @@ func (q *queue) enter(w *pending) error {
 	if q.closed {
 		return ErrStopped
 	}
+	if patient(w.proposal) && q.cfg.Patience > 0 {
+		w.since = time.Now()
+		select {
+		case q.calm <- w:
+			return nil
+		default: // so many wait that an entry leaves anyway
+		}
+	}
 	select {
 	case q.in <- w:
 		return nil
@@ -110,33 +123,74 @@ func (q *queue) close() {
 // and then until nothing waits.
 func (q *queue) send() {
 	defer close(q.flight)
+	w := newWaitingRoom(q.cfg)
+	defer w.timer.Stop()
 	for {
-		var first *pending
-		select {
-		case first = <-q.in:
-		case <-q.stop:
-			select {
-			case first = <-q.in:
-			default:
-				return
-			}
+		first, more := q.await(w)
+		if !more {
+			return
 		}
 		q.slots <- struct{}{} // gather after the wait: more is there then
-		q.append(q.gather(first))
+		q.append(q.gather(first, w))
 	}
 }
 
-// gather takes what waits, up to the limits of an entry.
-func (q *queue) gather(first *pending) []*pending {
-	group := []*pending{first}
-	for size := first.size; len(group) < q.cfg.BatchCount && size < q.cfg.BatchBytes; {
+// await returns when an entry has to leave: with the proposal that cannot
+// wait, or with nil when only patient ones are there and have waited long
+// enough. It returns false when the queue is closed and empty.
+func (q *queue) await(w *waitingRoom) (first *pending, more bool) {
+	for {
 		select {
-		case p := <-q.in:
-			group, size = append(group, p), size+p.size
-		default:
-			return group
+		case first = <-q.in:
+			return first, true
+		case p := <-q.calm:
+			if w.add(p); w.full() {
+				return nil, true
+			}
+		case <-w.timer.C:
+			return nil, true
+		case <-q.hurry:
+			if w.admit(q.calm); len(w.list) > 0 {
+				return nil, true
+			}
+		case <-q.stop:
+			select {
+			case first = <-q.in:
+				return first, true
+			default:
+			}
+			w.admit(q.calm)
+			return nil, len(w.list) > 0
 		}
 	}
+}
+
+// gather takes what waits, up to the limits of an entry. Patient proposals
+// come last, unless their time is up: then no number of others keeps them out.
+func (q *queue) gather(first *pending, w *waitingRoom) []*pending {
+	var group []*pending
+	size := 0
+	room := func() bool { return len(group) < q.cfg.BatchCount && size < q.cfg.BatchBytes }
+	add := func(p *pending) { group, size = append(group, p), size+p.size }
+	if first != nil {
+		add(first)
+	}
+	w.admit(q.calm)
+	for now := time.Now(); room() && w.overdue(now); {
+		add(w.pop())
+	}
+	for waits := true; waits && room(); {
+		select {
+		case p := <-q.in:
+			add(p)
+		default:
+			waits = false
+		}
+	}
+	for room() && len(w.list) > 0 {
+		add(w.pop())
+	}
+	w.rest()
 	return group
 }
 

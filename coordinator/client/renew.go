@@ -8,30 +8,67 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// renew sends heartbeats until ctx ends.
+// renew sends heartbeats until ctx ends: one an eighth of the TTL after the
+// last was answered. It is patient, and the coordinator keeps it for at most
+// another eighth, so that the renewals of a whole fleet share few log entries.
+// One that was asked for is not patient, and does not wait for one that is.
 func (s *Session) renew(ctx context.Context) {
-	every := time.NewTicker(s.ttl / 4)
-	defer every.Stop()
+	next := time.NewTimer(s.ttl / 8)
+	defer next.Stop()
+	asked := false
 	for {
-		select {
-		case <-every.C:
-		case <-s.beat:
-		case <-ctx.Done():
-			return
+		if !asked {
+			select {
+			case <-next.C:
+			case <-s.beat:
+				asked = true
+			case <-ctx.Done():
+				return
+			}
 		}
-		if err := s.heartbeat(ctx); err != nil && ctx.Err() == nil {
+		began := time.Now()
+		var err error
+		if asked, err = s.beatOnce(ctx, !asked); err != nil && ctx.Err() == nil && !asked {
 			s.cfg.Logger.Warn("heartbeat failed", "role", s.cfg.Role, "node", s.cfg.Name, "error", err)
 		}
+		if ctx.Err() != nil {
+			return
+		}
+		pause := s.ttl / 8
+		if err != nil { // what it would have renewed has waited long enough
+			pause = max(pause-time.Since(began), 10*time.Millisecond)
+		}
+		next.Reset(pause)
+	}
+}
+
+// beatOnce sends a heartbeat. A patient one is given up when another is asked
+// for: its number is then of the past, should it still arrive.
+func (s *Session) beatOnce(ctx context.Context, patient bool) (asked bool, err error) {
+	if !patient {
+		return false, s.heartbeat(ctx, false)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	done := make(chan error, 1)
+	s.work.Go(func() { done <- s.heartbeat(ctx, true) })
+	select {
+	case err = <-done:
+		return false, err
+	case <-s.beat:
+		cancel()
+		return true, <-done
 	}
 }
 
 // heartbeat renews once. Only an acknowledged renewal counts, and from the
 // moment it was sent: its answer may have been long on the way.
-func (s *Session) heartbeat(ctx context.Context) error {
+func (s *Session) heartbeat(ctx context.Context, patient bool) error {
 	ctx, cancel := context.WithTimeout(ctx, s.ttl/2) // then with what is held by then
 	defer cancel()
 	sent := time.Now()
 	h := s.message(sent)
+	h.Patient = patient
 	res, err := s.client.propose(ctx, s.lane, &raftlog.Op{Op: &raftlog.Op_Heartbeat{Heartbeat: h}})
 	if err != nil {
 		return err
