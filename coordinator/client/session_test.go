@@ -33,6 +33,7 @@ type local struct {
 	start   time.Time
 	down    bool          // refuses everything
 	delay   time.Duration // of answers, after the fact
+	keep    time.Duration // of patient heartbeats, before the fact
 	beats   []*raftlog.Heartbeat
 	changes chan *pb.Change
 }
@@ -53,11 +54,27 @@ func (l *local) Propose(ctx context.Context, p *raftlog.Proposal, _ ...grpc.Call
 	}
 	if h := p.Op.GetHeartbeat(); h != nil {
 		l.beats = append(l.beats, proto.CloneOf(h))
+		if keep := l.keep; h.Patient && keep > 0 {
+			l.mu.Unlock()
+			return l.late(ctx, p, keep)
+		}
 	}
 	r, delay := l.apply(p), l.delay
 	l.mu.Unlock()
 	select {
 	case <-time.After(delay):
+		return r, nil
+	case <-ctx.Done():
+		return nil, status.FromContextError(ctx.Err()).Err()
+	}
+}
+
+// late applies a proposal after a while, also when its sender has left.
+func (l *local) late(ctx context.Context, p *raftlog.Proposal, after time.Duration) (*raftlog.Result, error) {
+	done := make(chan *raftlog.Result, 1)
+	time.AfterFunc(after, func() { l.set(func() { done <- l.apply(p) }) })
+	select {
+	case r := <-done:
 		return r, nil
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
@@ -428,4 +445,29 @@ func TestSessionChanged(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What is news goes at once, also while a heartbeat without news waits at the coordinator.
+func TestSessionRenewsAtOnceWhenAsked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLocal()
+		var version atomic.Int64
+		s, end := start(t, l, func(c *SessionConfig) { c.Role, c.Version = state.RoleEngine, version.Load })
+		defer end()
+		l.set(func() { l.keep = time.Second })
+		time.Sleep(ttl/8 + 100*time.Millisecond) // one is waiting now
+		synctest.Wait()
+		require.True(t, l.last().Patient)
+		version.Store(7)
+		asked := time.Now()
+		s.Renew()
+		synctest.Wait()
+		require.Zero(t, time.Since(asked))
+		require.False(t, l.last().Patient)
+		require.Equal(t, int64(7), l.now().Nodes()[0].Version)
+		time.Sleep(10 * ttl)
+		require.True(t, l.last().Patient)
+		require.Equal(t, raftlog.NodeState_NODE_STATE_READY, l.now().Nodes()[0].State)
+		require.Equal(t, int64(7), l.now().Nodes()[0].Version)
+	})
 }
