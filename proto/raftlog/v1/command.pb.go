@@ -3738,7 +3738,7 @@ func (x *RemoveToken) GetId() string {
 type Rollback struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
-	To            int64                  `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // a full version at or above live
+	To            int64                  `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"` // a full version, at least the newest full one at or below live
 	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -41,6 +41,7 @@ type Event struct {
 	//	*Event_RunEnded
 	//	*Event_Quarantined
 	//	*Event_AttemptLost
+	//	*Event_RolledBack
 	Event         isEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -203,6 +204,15 @@ func (x *Event) GetAttemptLost() *AttemptLost {
 	return nil
 }
 
+func (x *Event) GetRolledBack() *RolledBack {
+	if x != nil {
+		if x, ok := x.Event.(*Event_RolledBack); ok {
+			return x.RolledBack
+		}
+	}
+	return nil
+}
+
 type isEvent_Event interface {
 	isEvent_Event()
 }
@@ -251,6 +261,10 @@ type Event_AttemptLost struct {
 	AttemptLost *AttemptLost `protobuf:"bytes,14,opt,name=attempt_lost,json=attemptLost,proto3,oneof"`
 }
 
+type Event_RolledBack struct {
+	RolledBack *RolledBack `protobuf:"bytes,15,opt,name=rolled_back,json=rolledBack,proto3,oneof"`
+}
+
 func (*Event_RunCreated) isEvent_Event() {}
 
 func (*Event_GroupAdmitted) isEvent_Event() {}
@@ -272,6 +286,8 @@ func (*Event_RunEnded) isEvent_Event() {}
 func (*Event_Quarantined) isEvent_Event() {}
 
 func (*Event_AttemptLost) isEvent_Event() {}
+
+func (*Event_RolledBack) isEvent_Event() {}
 
 type RunCreated struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -906,6 +922,68 @@ func (x *VersionChanged) GetReason() string {
 	return ""
 }
 
+// RolledBack undoes the steps from number to on: their batches are trained
+// again on a new lineage, and the groups in them have not ended.
+type RolledBack struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	To            int64                  `protobuf:"varint,1,opt,name=to,proto3" json:"to,omitempty"`           // version that is head now
+	Lineage       int64                  `protobuf:"varint,2,opt,name=lineage,proto3" json:"lineage,omitempty"` // of the steps that follow
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RolledBack) Reset() {
+	*x = RolledBack{}
+	mi := &file_raftlog_v1_event_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RolledBack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RolledBack) ProtoMessage() {}
+
+func (x *RolledBack) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_event_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RolledBack.ProtoReflect.Descriptor instead.
+func (*RolledBack) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RolledBack) GetTo() int64 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *RolledBack) GetLineage() int64 {
+	if x != nil {
+		return x.Lineage
+	}
+	return 0
+}
+
+func (x *RolledBack) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type EvalDone struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Suite         string                 `protobuf:"bytes,1,opt,name=suite,proto3" json:"suite,omitempty"`
@@ -920,7 +998,7 @@ type EvalDone struct {
 
 func (x *EvalDone) Reset() {
 	*x = EvalDone{}
-	mi := &file_raftlog_v1_event_proto_msgTypes[9]
+	mi := &file_raftlog_v1_event_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1010,7 @@ func (x *EvalDone) String() string {
 func (*EvalDone) ProtoMessage() {}
 
 func (x *EvalDone) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_event_proto_msgTypes[9]
+	mi := &file_raftlog_v1_event_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1023,7 @@ func (x *EvalDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalDone.ProtoReflect.Descriptor instead.
 func (*EvalDone) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{9}
+	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *EvalDone) GetSuite() string {
@@ -1001,7 +1079,7 @@ type RunEnded struct {
 
 func (x *RunEnded) Reset() {
 	*x = RunEnded{}
-	mi := &file_raftlog_v1_event_proto_msgTypes[10]
+	mi := &file_raftlog_v1_event_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1013,7 +1091,7 @@ func (x *RunEnded) String() string {
 func (*RunEnded) ProtoMessage() {}
 
 func (x *RunEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_event_proto_msgTypes[10]
+	mi := &file_raftlog_v1_event_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1026,7 +1104,7 @@ func (x *RunEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunEnded.ProtoReflect.Descriptor instead.
 func (*RunEnded) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{10}
+	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunEnded) GetState() string {
@@ -1061,7 +1139,7 @@ type TaskQuarantined struct {
 
 func (x *TaskQuarantined) Reset() {
 	*x = TaskQuarantined{}
-	mi := &file_raftlog_v1_event_proto_msgTypes[11]
+	mi := &file_raftlog_v1_event_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1073,7 +1151,7 @@ func (x *TaskQuarantined) String() string {
 func (*TaskQuarantined) ProtoMessage() {}
 
 func (x *TaskQuarantined) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_event_proto_msgTypes[11]
+	mi := &file_raftlog_v1_event_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1086,7 +1164,7 @@ func (x *TaskQuarantined) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskQuarantined.ProtoReflect.Descriptor instead.
 func (*TaskQuarantined) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{11}
+	return file_raftlog_v1_event_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *TaskQuarantined) GetEnv() int32 {
@@ -1115,7 +1193,7 @@ var File_raftlog_v1_event_proto protoreflect.FileDescriptor
 const file_raftlog_v1_event_proto_rawDesc = "" +
 	"\n" +
 	"\x16raftlog/v1/event.proto\x12\n" +
-	"raftlog.v1\x1a\x17raftlog/v1/record.proto\"\xe4\x05\n" +
+	"raftlog.v1\x1a\x17raftlog/v1/record.proto\"\x9f\x06\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12\x13\n" +
 	"\x05at_ns\x18\x02 \x01(\x03R\x04atNs\x12\x10\n" +
@@ -1133,7 +1211,9 @@ const file_raftlog_v1_event_proto_rawDesc = "" +
 	"\teval_done\x18\v \x01(\v2\x14.raftlog.v1.EvalDoneH\x00R\bevalDone\x123\n" +
 	"\trun_ended\x18\f \x01(\v2\x14.raftlog.v1.RunEndedH\x00R\brunEnded\x12?\n" +
 	"\vquarantined\x18\r \x01(\v2\x1b.raftlog.v1.TaskQuarantinedH\x00R\vquarantined\x12<\n" +
-	"\fattempt_lost\x18\x0e \x01(\v2\x17.raftlog.v1.AttemptLostH\x00R\vattemptLostB\a\n" +
+	"\fattempt_lost\x18\x0e \x01(\v2\x17.raftlog.v1.AttemptLostH\x00R\vattemptLost\x129\n" +
+	"\vrolled_back\x18\x0f \x01(\v2\x16.raftlog.v1.RolledBackH\x00R\n" +
+	"rolledBackB\a\n" +
 	"\x05event\"\x8c\x01\n" +
 	"\n" +
 	"RunCreated\x12\x1f\n" +
@@ -1194,6 +1274,11 @@ const file_raftlog_v1_event_proto_rawDesc = "" +
 	"\x0eVersionChanged\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"N\n" +
+	"\n" +
+	"RolledBack\x12\x0e\n" +
+	"\x02to\x18\x01 \x01(\x03R\x02to\x12\x18\n" +
+	"\alineage\x18\x02 \x01(\x03R\alineage\x12\x16\n" +
 	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x9e\x01\n" +
 	"\bEvalDone\x12\x14\n" +
 	"\x05suite\x18\x01 \x01(\tR\x05suite\x12\x18\n" +
@@ -1223,7 +1308,7 @@ func file_raftlog_v1_event_proto_rawDescGZIP() []byte {
 	return file_raftlog_v1_event_proto_rawDescData
 }
 
-var file_raftlog_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_raftlog_v1_event_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_raftlog_v1_event_proto_goTypes = []any{
 	(*Event)(nil),           // 0: raftlog.v1.Event
 	(*RunCreated)(nil),      // 1: raftlog.v1.RunCreated
@@ -1234,15 +1319,16 @@ var file_raftlog_v1_event_proto_goTypes = []any{
 	(*GroupEnded)(nil),      // 6: raftlog.v1.GroupEnded
 	(*StepCommitted)(nil),   // 7: raftlog.v1.StepCommitted
 	(*VersionChanged)(nil),  // 8: raftlog.v1.VersionChanged
-	(*EvalDone)(nil),        // 9: raftlog.v1.EvalDone
-	(*RunEnded)(nil),        // 10: raftlog.v1.RunEnded
-	(*TaskQuarantined)(nil), // 11: raftlog.v1.TaskQuarantined
-	nil,                     // 12: raftlog.v1.StepCommitted.MetricsEntry
-	(*RunConfig)(nil),       // 13: raftlog.v1.RunConfig
-	(*TaskRef)(nil),         // 14: raftlog.v1.TaskRef
-	(*Sealed)(nil),          // 15: raftlog.v1.Sealed
-	(*RowRef)(nil),          // 16: raftlog.v1.RowRef
-	(*Counters)(nil),        // 17: raftlog.v1.Counters
+	(*RolledBack)(nil),      // 9: raftlog.v1.RolledBack
+	(*EvalDone)(nil),        // 10: raftlog.v1.EvalDone
+	(*RunEnded)(nil),        // 11: raftlog.v1.RunEnded
+	(*TaskQuarantined)(nil), // 12: raftlog.v1.TaskQuarantined
+	nil,                     // 13: raftlog.v1.StepCommitted.MetricsEntry
+	(*RunConfig)(nil),       // 14: raftlog.v1.RunConfig
+	(*TaskRef)(nil),         // 15: raftlog.v1.TaskRef
+	(*Sealed)(nil),          // 16: raftlog.v1.Sealed
+	(*RowRef)(nil),          // 17: raftlog.v1.RowRef
+	(*Counters)(nil),        // 18: raftlog.v1.Counters
 }
 var file_raftlog_v1_event_proto_depIdxs = []int32{
 	1,  // 0: raftlog.v1.Event.run_created:type_name -> raftlog.v1.RunCreated
@@ -1252,22 +1338,23 @@ var file_raftlog_v1_event_proto_depIdxs = []int32{
 	6,  // 4: raftlog.v1.Event.group_ended:type_name -> raftlog.v1.GroupEnded
 	7,  // 5: raftlog.v1.Event.step_committed:type_name -> raftlog.v1.StepCommitted
 	8,  // 6: raftlog.v1.Event.version_changed:type_name -> raftlog.v1.VersionChanged
-	9,  // 7: raftlog.v1.Event.eval_done:type_name -> raftlog.v1.EvalDone
-	10, // 8: raftlog.v1.Event.run_ended:type_name -> raftlog.v1.RunEnded
-	11, // 9: raftlog.v1.Event.quarantined:type_name -> raftlog.v1.TaskQuarantined
+	10, // 7: raftlog.v1.Event.eval_done:type_name -> raftlog.v1.EvalDone
+	11, // 8: raftlog.v1.Event.run_ended:type_name -> raftlog.v1.RunEnded
+	12, // 9: raftlog.v1.Event.quarantined:type_name -> raftlog.v1.TaskQuarantined
 	5,  // 10: raftlog.v1.Event.attempt_lost:type_name -> raftlog.v1.AttemptLost
-	13, // 11: raftlog.v1.RunCreated.config:type_name -> raftlog.v1.RunConfig
-	14, // 12: raftlog.v1.GroupAdmitted.task:type_name -> raftlog.v1.TaskRef
-	15, // 13: raftlog.v1.EpisodeSealed.sealed:type_name -> raftlog.v1.Sealed
-	16, // 14: raftlog.v1.EpisodeSettled.verdict_row:type_name -> raftlog.v1.RowRef
-	12, // 15: raftlog.v1.StepCommitted.metrics:type_name -> raftlog.v1.StepCommitted.MetricsEntry
-	17, // 16: raftlog.v1.RunEnded.counters:type_name -> raftlog.v1.Counters
-	14, // 17: raftlog.v1.TaskQuarantined.task:type_name -> raftlog.v1.TaskRef
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	9,  // 11: raftlog.v1.Event.rolled_back:type_name -> raftlog.v1.RolledBack
+	14, // 12: raftlog.v1.RunCreated.config:type_name -> raftlog.v1.RunConfig
+	15, // 13: raftlog.v1.GroupAdmitted.task:type_name -> raftlog.v1.TaskRef
+	16, // 14: raftlog.v1.EpisodeSealed.sealed:type_name -> raftlog.v1.Sealed
+	17, // 15: raftlog.v1.EpisodeSettled.verdict_row:type_name -> raftlog.v1.RowRef
+	13, // 16: raftlog.v1.StepCommitted.metrics:type_name -> raftlog.v1.StepCommitted.MetricsEntry
+	18, // 17: raftlog.v1.RunEnded.counters:type_name -> raftlog.v1.Counters
+	15, // 18: raftlog.v1.TaskQuarantined.task:type_name -> raftlog.v1.TaskRef
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_event_proto_init() }
@@ -1288,6 +1375,7 @@ func file_raftlog_v1_event_proto_init() {
 		(*Event_RunEnded)(nil),
 		(*Event_Quarantined)(nil),
 		(*Event_AttemptLost)(nil),
+		(*Event_RolledBack)(nil),
 	}
 	file_raftlog_v1_event_proto_msgTypes[4].OneofWrappers = []any{}
 	type x struct{}
@@ -1296,7 +1384,7 @@ func file_raftlog_v1_event_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_event_proto_rawDesc), len(file_raftlog_v1_event_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

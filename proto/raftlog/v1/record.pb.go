@@ -423,7 +423,10 @@ type RunConfig struct {
 	TtlNs             int64                  `protobuf:"varint,13,opt,name=ttl_ns,json=ttlNs,proto3" json:"ttl_ns,omitempty"` // of a settled trajectory
 	MaxRequeues       int32                  `protobuf:"varint,14,opt,name=max_requeues,json=maxRequeues,proto3" json:"max_requeues,omitempty"`
 	StopEvalReward    *float64               `protobuf:"fixed64,15,opt,name=stop_eval_reward,json=stopEvalReward,proto3,oneof" json:"stop_eval_reward,omitempty"`
-	RequeueStale      bool                   `protobuf:"varint,16,opt,name=requeue_stale,json=requeueStale,proto3" json:"requeue_stale,omitempty"` // onStale: requeue
+	RequeueStale      bool                   `protobuf:"varint,16,opt,name=requeue_stale,json=requeueStale,proto3" json:"requeue_stale,omitempty"`            // onStale: requeue
+	Project           string                 `protobuf:"bytes,17,opt,name=project,proto3" json:"project,omitempty"`                                           // empty is the default one
+	BudgetTokens      int64                  `protobuf:"varint,18,opt,name=budget_tokens,json=budgetTokens,proto3" json:"budget_tokens,omitempty"`            // most sampled tokens; 0 is no bound
+	BudgetSandboxNs   int64                  `protobuf:"varint,19,opt,name=budget_sandbox_ns,json=budgetSandboxNs,proto3" json:"budget_sandbox_ns,omitempty"` // most time that sandboxes are leased; 0 is no bound
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -568,6 +571,27 @@ func (x *RunConfig) GetRequeueStale() bool {
 		return x.RequeueStale
 	}
 	return false
+}
+
+func (x *RunConfig) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
+}
+
+func (x *RunConfig) GetBudgetTokens() int64 {
+	if x != nil {
+		return x.BudgetTokens
+	}
+	return 0
+}
+
+func (x *RunConfig) GetBudgetSandboxNs() int64 {
+	if x != nil {
+		return x.BudgetSandboxNs
+	}
+	return 0
 }
 
 type TaskRef struct {
@@ -1034,6 +1058,8 @@ type Counters struct {
 	Tokens                int64                  `protobuf:"varint,12,opt,name=tokens,proto3" json:"tokens,omitempty"`                                 // sampled, of settled episodes
 	Masked                int64                  `protobuf:"varint,13,opt,name=masked,proto3" json:"masked,omitempty"`
 	MembersConsumed       int64                  `protobuf:"varint,14,opt,name=members_consumed,json=membersConsumed,proto3" json:"members_consumed,omitempty"`
+	SandboxNs             int64                  `protobuf:"varint,15,opt,name=sandbox_ns,json=sandboxNs,proto3" json:"sandbox_ns,omitempty"` // leased, of agents and verifiers
+	Rollbacks             int64                  `protobuf:"varint,16,opt,name=rollbacks,proto3" json:"rollbacks,omitempty"`
 	unknownFields         protoimpl.UnknownFields
 	sizeCache             protoimpl.SizeCache
 }
@@ -1162,6 +1188,20 @@ func (x *Counters) GetMasked() int64 {
 func (x *Counters) GetMembersConsumed() int64 {
 	if x != nil {
 		return x.MembersConsumed
+	}
+	return 0
+}
+
+func (x *Counters) GetSandboxNs() int64 {
+	if x != nil {
+		return x.SandboxNs
+	}
+	return 0
+}
+
+func (x *Counters) GetRollbacks() int64 {
+	if x != nil {
+		return x.Rollbacks
 	}
 	return 0
 }
@@ -1378,6 +1418,67 @@ func (x *Run) GetPausedNs() int64 {
 	return 0
 }
 
+// Project sums up the runs of a project that were removed.
+type Project struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Runs          int64                  `protobuf:"varint,2,opt,name=runs,proto3" json:"runs,omitempty"`
+	Counters      *Counters              `protobuf:"bytes,3,opt,name=counters,proto3" json:"counters,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Project) Reset() {
+	*x = Project{}
+	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Project) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Project) ProtoMessage() {}
+
+func (x *Project) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Project.ProtoReflect.Descriptor instead.
+func (*Project) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Project) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Project) GetRuns() int64 {
+	if x != nil {
+		return x.Runs
+	}
+	return 0
+}
+
+func (x *Project) GetCounters() *Counters {
+	if x != nil {
+		return x.Counters
+	}
+	return nil
+}
+
 type PolicyVersion struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
@@ -1395,7 +1496,7 @@ type PolicyVersion struct {
 
 func (x *PolicyVersion) Reset() {
 	*x = PolicyVersion{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	mi := &file_raftlog_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1407,7 +1508,7 @@ func (x *PolicyVersion) String() string {
 func (*PolicyVersion) ProtoMessage() {}
 
 func (x *PolicyVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	mi := &file_raftlog_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1420,7 +1521,7 @@ func (x *PolicyVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyVersion.ProtoReflect.Descriptor instead.
 func (*PolicyVersion) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PolicyVersion) GetRun() string {
@@ -1514,7 +1615,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[10]
+	mi := &file_raftlog_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1526,7 +1627,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[10]
+	mi := &file_raftlog_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1539,7 +1640,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Group) GetRun() string {
@@ -1696,7 +1797,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[11]
+	mi := &file_raftlog_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1809,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[11]
+	mi := &file_raftlog_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1822,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Lease) GetHolder() string {
@@ -1771,7 +1872,7 @@ type RowRef struct {
 
 func (x *RowRef) Reset() {
 	*x = RowRef{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[12]
+	mi := &file_raftlog_v1_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1783,7 +1884,7 @@ func (x *RowRef) String() string {
 func (*RowRef) ProtoMessage() {}
 
 func (x *RowRef) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[12]
+	mi := &file_raftlog_v1_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1796,7 +1897,7 @@ func (x *RowRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RowRef.ProtoReflect.Descriptor instead.
 func (*RowRef) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{12}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RowRef) GetObject() string {
@@ -1844,7 +1945,7 @@ type Sealed struct {
 
 func (x *Sealed) Reset() {
 	*x = Sealed{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[13]
+	mi := &file_raftlog_v1_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1856,7 +1957,7 @@ func (x *Sealed) String() string {
 func (*Sealed) ProtoMessage() {}
 
 func (x *Sealed) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[13]
+	mi := &file_raftlog_v1_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1869,7 +1970,7 @@ func (x *Sealed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sealed.ProtoReflect.Descriptor instead.
 func (*Sealed) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{13}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Sealed) GetEndReason() string {
@@ -1962,7 +2063,7 @@ type Episode struct {
 
 func (x *Episode) Reset() {
 	*x = Episode{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[14]
+	mi := &file_raftlog_v1_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1974,7 +2075,7 @@ func (x *Episode) String() string {
 func (*Episode) ProtoMessage() {}
 
 func (x *Episode) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[14]
+	mi := &file_raftlog_v1_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1987,7 +2088,7 @@ func (x *Episode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Episode.ProtoReflect.Descriptor instead.
 func (*Episode) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{14}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Episode) GetRun() string {
@@ -2142,7 +2243,7 @@ type VerifyJob struct {
 
 func (x *VerifyJob) Reset() {
 	*x = VerifyJob{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[15]
+	mi := &file_raftlog_v1_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2154,7 +2255,7 @@ func (x *VerifyJob) String() string {
 func (*VerifyJob) ProtoMessage() {}
 
 func (x *VerifyJob) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[15]
+	mi := &file_raftlog_v1_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2167,7 +2268,7 @@ func (x *VerifyJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyJob.ProtoReflect.Descriptor instead.
 func (*VerifyJob) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{15}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VerifyJob) GetRun() string {
@@ -2259,7 +2360,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[16]
+	mi := &file_raftlog_v1_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2271,7 +2372,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[16]
+	mi := &file_raftlog_v1_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2284,7 +2385,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{16}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Step) GetRun() string {
@@ -2376,7 +2477,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[17]
+	mi := &file_raftlog_v1_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2388,7 +2489,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[17]
+	mi := &file_raftlog_v1_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2401,7 +2502,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{17}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Gang) GetRun() string {
@@ -2445,7 +2546,7 @@ type Publish struct {
 
 func (x *Publish) Reset() {
 	*x = Publish{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[18]
+	mi := &file_raftlog_v1_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2558,7 @@ func (x *Publish) String() string {
 func (*Publish) ProtoMessage() {}
 
 func (x *Publish) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[18]
+	mi := &file_raftlog_v1_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2571,7 @@ func (x *Publish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publish.ProtoReflect.Descriptor instead.
 func (*Publish) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{18}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Publish) GetRun() string {
@@ -2524,7 +2625,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[19]
+	mi := &file_raftlog_v1_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2536,7 +2637,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[19]
+	mi := &file_raftlog_v1_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2549,7 +2650,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{19}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Node) GetRole() string {
@@ -2667,7 +2768,7 @@ type EvalResult struct {
 
 func (x *EvalResult) Reset() {
 	*x = EvalResult{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[20]
+	mi := &file_raftlog_v1_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2679,7 +2780,7 @@ func (x *EvalResult) String() string {
 func (*EvalResult) ProtoMessage() {}
 
 func (x *EvalResult) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[20]
+	mi := &file_raftlog_v1_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2692,7 +2793,7 @@ func (x *EvalResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalResult.ProtoReflect.Descriptor instead.
 func (*EvalResult) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{20}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EvalResult) GetRun() string {
@@ -2771,7 +2872,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[21]
+	mi := &file_raftlog_v1_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2884,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[21]
+	mi := &file_raftlog_v1_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2897,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{21}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Client) GetId() string {
@@ -2839,7 +2940,7 @@ type Alarm struct {
 
 func (x *Alarm) Reset() {
 	*x = Alarm{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[22]
+	mi := &file_raftlog_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2851,7 +2952,7 @@ func (x *Alarm) String() string {
 func (*Alarm) ProtoMessage() {}
 
 func (x *Alarm) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[22]
+	mi := &file_raftlog_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2864,7 +2965,7 @@ func (x *Alarm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alarm.ProtoReflect.Descriptor instead.
 func (*Alarm) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Alarm) GetRun() string {
@@ -2914,7 +3015,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[23]
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2926,7 +3027,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[23]
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2939,7 +3040,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Clock) GetNowNs() int64 {
@@ -3027,7 +3128,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3140,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3153,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Member) GetId() string {
@@ -3112,7 +3213,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	mi := &file_raftlog_v1_record_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3225,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	mi := &file_raftlog_v1_record_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3137,7 +3238,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Token) GetId() string {
@@ -3187,7 +3288,7 @@ var File_raftlog_v1_record_proto protoreflect.FileDescriptor
 const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\n" +
 	"\x17raftlog/v1/record.proto\x12\n" +
-	"raftlog.v1\"\xeb\x04\n" +
+	"raftlog.v1\"\xd6\x05\n" +
 	"\tRunConfig\x12\x12\n" +
 	"\x04seed\x18\x01 \x01(\x03R\x04seed\x12\x14\n" +
 	"\x05steps\x18\x02 \x01(\x03R\x05steps\x12\x17\n" +
@@ -3205,7 +3306,10 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x06ttl_ns\x18\r \x01(\x03R\x05ttlNs\x12!\n" +
 	"\fmax_requeues\x18\x0e \x01(\x05R\vmaxRequeues\x12-\n" +
 	"\x10stop_eval_reward\x18\x0f \x01(\x01H\x00R\x0estopEvalReward\x88\x01\x01\x12#\n" +
-	"\rrequeue_stale\x18\x10 \x01(\bR\frequeueStaleB\x13\n" +
+	"\rrequeue_stale\x18\x10 \x01(\bR\frequeueStale\x12\x18\n" +
+	"\aproject\x18\x11 \x01(\tR\aproject\x12#\n" +
+	"\rbudget_tokens\x18\x12 \x01(\x03R\fbudgetTokens\x12*\n" +
+	"\x11budget_sandbox_ns\x18\x13 \x01(\x03R\x0fbudgetSandboxNsB\x13\n" +
 	"\x11_stop_eval_reward\"1\n" +
 	"\aTaskRef\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
@@ -3249,7 +3353,7 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\x04task\x18\x02 \x01(\x05R\x04task\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\x05R\x05count\x12 \n" +
 	"\vquarantined\x18\x04 \x01(\bR\vquarantined\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\"\x84\x04\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xc1\x04\n" +
 	"\bCounters\x12)\n" +
 	"\x10episodes_settled\x18\x01 \x01(\x03R\x0fepisodesSettled\x12'\n" +
 	"\x0fepisodes_passed\x18\x02 \x01(\x03R\x0eepisodesPassed\x12'\n" +
@@ -3265,7 +3369,10 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\amax_lag\x18\v \x01(\x03R\x06maxLag\x12\x16\n" +
 	"\x06tokens\x18\f \x01(\x03R\x06tokens\x12\x16\n" +
 	"\x06masked\x18\r \x01(\x03R\x06masked\x12)\n" +
-	"\x10members_consumed\x18\x0e \x01(\x03R\x0fmembersConsumed\"\xcd\x05\n" +
+	"\x10members_consumed\x18\x0e \x01(\x03R\x0fmembersConsumed\x12\x1d\n" +
+	"\n" +
+	"sandbox_ns\x18\x0f \x01(\x03R\tsandboxNs\x12\x1c\n" +
+	"\trollbacks\x18\x10 \x01(\x03R\trollbacks\"\xcd\x05\n" +
 	"\x03Run\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vspec_digest\x18\x02 \x01(\tR\n" +
@@ -3293,7 +3400,11 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\rbatch_wait_ns\x18\x13 \x01(\x03R\vbatchWaitNs\x12\x1a\n" +
 	"\bstopping\x18\x14 \x01(\bR\bstopping\x12\x12\n" +
 	"\x04best\x18\x15 \x01(\tR\x04best\x12\x1b\n" +
-	"\tpaused_ns\x18\x16 \x01(\x03R\bpausedNs\"\x89\x02\n" +
+	"\tpaused_ns\x18\x16 \x01(\x03R\bpausedNs\"c\n" +
+	"\aProject\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04runs\x18\x02 \x01(\x03R\x04runs\x120\n" +
+	"\bcounters\x18\x03 \x01(\v2\x14.raftlog.v1.CountersR\bcounters\"\x89\x02\n" +
 	"\rPolicyVersion\x12\x10\n" +
 	"\x03run\x18\x01 \x01(\tR\x03run\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x03R\aversion\x12\x18\n" +
@@ -3545,7 +3656,7 @@ func file_raftlog_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_raftlog_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 29)
+var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_raftlog_v1_record_proto_goTypes = []any{
 	(RunState)(0),         // 0: raftlog.v1.RunState
 	(VersionState)(0),     // 1: raftlog.v1.VersionState
@@ -3563,32 +3674,33 @@ var file_raftlog_v1_record_proto_goTypes = []any{
 	(*TaskFailures)(nil),  // 13: raftlog.v1.TaskFailures
 	(*Counters)(nil),      // 14: raftlog.v1.Counters
 	(*Run)(nil),           // 15: raftlog.v1.Run
-	(*PolicyVersion)(nil), // 16: raftlog.v1.PolicyVersion
-	(*Group)(nil),         // 17: raftlog.v1.Group
-	(*Lease)(nil),         // 18: raftlog.v1.Lease
-	(*RowRef)(nil),        // 19: raftlog.v1.RowRef
-	(*Sealed)(nil),        // 20: raftlog.v1.Sealed
-	(*Episode)(nil),       // 21: raftlog.v1.Episode
-	(*VerifyJob)(nil),     // 22: raftlog.v1.VerifyJob
-	(*Step)(nil),          // 23: raftlog.v1.Step
-	(*Gang)(nil),          // 24: raftlog.v1.Gang
-	(*Publish)(nil),       // 25: raftlog.v1.Publish
-	(*Node)(nil),          // 26: raftlog.v1.Node
-	(*EvalResult)(nil),    // 27: raftlog.v1.EvalResult
-	(*Client)(nil),        // 28: raftlog.v1.Client
-	(*Alarm)(nil),         // 29: raftlog.v1.Alarm
-	(*Clock)(nil),         // 30: raftlog.v1.Clock
-	(*Member)(nil),        // 31: raftlog.v1.Member
-	(*Token)(nil),         // 32: raftlog.v1.Token
-	nil,                   // 33: raftlog.v1.EnvConfig.LimitsOnEntry
-	nil,                   // 34: raftlog.v1.Step.MetricsEntry
-	nil,                   // 35: raftlog.v1.Node.LabelsEntry
+	(*Project)(nil),       // 16: raftlog.v1.Project
+	(*PolicyVersion)(nil), // 17: raftlog.v1.PolicyVersion
+	(*Group)(nil),         // 18: raftlog.v1.Group
+	(*Lease)(nil),         // 19: raftlog.v1.Lease
+	(*RowRef)(nil),        // 20: raftlog.v1.RowRef
+	(*Sealed)(nil),        // 21: raftlog.v1.Sealed
+	(*Episode)(nil),       // 22: raftlog.v1.Episode
+	(*VerifyJob)(nil),     // 23: raftlog.v1.VerifyJob
+	(*Step)(nil),          // 24: raftlog.v1.Step
+	(*Gang)(nil),          // 25: raftlog.v1.Gang
+	(*Publish)(nil),       // 26: raftlog.v1.Publish
+	(*Node)(nil),          // 27: raftlog.v1.Node
+	(*EvalResult)(nil),    // 28: raftlog.v1.EvalResult
+	(*Client)(nil),        // 29: raftlog.v1.Client
+	(*Alarm)(nil),         // 30: raftlog.v1.Alarm
+	(*Clock)(nil),         // 31: raftlog.v1.Clock
+	(*Member)(nil),        // 32: raftlog.v1.Member
+	(*Token)(nil),         // 33: raftlog.v1.Token
+	nil,                   // 34: raftlog.v1.EnvConfig.LimitsOnEntry
+	nil,                   // 35: raftlog.v1.Step.MetricsEntry
+	nil,                   // 36: raftlog.v1.Node.LabelsEntry
 }
 var file_raftlog_v1_record_proto_depIdxs = []int32{
 	9,  // 0: raftlog.v1.RunConfig.envs:type_name -> raftlog.v1.EnvConfig
 	10, // 1: raftlog.v1.RunConfig.evals:type_name -> raftlog.v1.EvalConfig
 	8,  // 2: raftlog.v1.EnvConfig.tasks:type_name -> raftlog.v1.TaskRef
-	33, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
+	34, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
 	8,  // 4: raftlog.v1.EvalConfig.tasks:type_name -> raftlog.v1.TaskRef
 	7,  // 5: raftlog.v1.Run.config:type_name -> raftlog.v1.RunConfig
 	0,  // 6: raftlog.v1.Run.state:type_name -> raftlog.v1.RunState
@@ -3596,27 +3708,28 @@ var file_raftlog_v1_record_proto_depIdxs = []int32{
 	12, // 8: raftlog.v1.Run.requeues:type_name -> raftlog.v1.Requeue
 	13, // 9: raftlog.v1.Run.failures:type_name -> raftlog.v1.TaskFailures
 	14, // 10: raftlog.v1.Run.counters:type_name -> raftlog.v1.Counters
-	1,  // 11: raftlog.v1.PolicyVersion.state:type_name -> raftlog.v1.VersionState
-	2,  // 12: raftlog.v1.Group.state:type_name -> raftlog.v1.GroupState
-	19, // 13: raftlog.v1.Sealed.steps:type_name -> raftlog.v1.RowRef
-	19, // 14: raftlog.v1.Sealed.episode:type_name -> raftlog.v1.RowRef
-	3,  // 15: raftlog.v1.Episode.state:type_name -> raftlog.v1.EpisodeState
-	18, // 16: raftlog.v1.Episode.lease:type_name -> raftlog.v1.Lease
-	20, // 17: raftlog.v1.Episode.sealed:type_name -> raftlog.v1.Sealed
-	19, // 18: raftlog.v1.Episode.verdict_row:type_name -> raftlog.v1.RowRef
-	4,  // 19: raftlog.v1.VerifyJob.state:type_name -> raftlog.v1.JobState
-	18, // 20: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
-	5,  // 21: raftlog.v1.Step.state:type_name -> raftlog.v1.StepState
-	34, // 22: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
-	18, // 23: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
-	18, // 24: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
-	6,  // 25: raftlog.v1.Node.state:type_name -> raftlog.v1.NodeState
-	35, // 26: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
-	27, // [27:27] is the sub-list for method output_type
-	27, // [27:27] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	14, // 11: raftlog.v1.Project.counters:type_name -> raftlog.v1.Counters
+	1,  // 12: raftlog.v1.PolicyVersion.state:type_name -> raftlog.v1.VersionState
+	2,  // 13: raftlog.v1.Group.state:type_name -> raftlog.v1.GroupState
+	20, // 14: raftlog.v1.Sealed.steps:type_name -> raftlog.v1.RowRef
+	20, // 15: raftlog.v1.Sealed.episode:type_name -> raftlog.v1.RowRef
+	3,  // 16: raftlog.v1.Episode.state:type_name -> raftlog.v1.EpisodeState
+	19, // 17: raftlog.v1.Episode.lease:type_name -> raftlog.v1.Lease
+	21, // 18: raftlog.v1.Episode.sealed:type_name -> raftlog.v1.Sealed
+	20, // 19: raftlog.v1.Episode.verdict_row:type_name -> raftlog.v1.RowRef
+	4,  // 20: raftlog.v1.VerifyJob.state:type_name -> raftlog.v1.JobState
+	19, // 21: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
+	5,  // 22: raftlog.v1.Step.state:type_name -> raftlog.v1.StepState
+	35, // 23: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
+	19, // 24: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
+	19, // 25: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
+	6,  // 26: raftlog.v1.Node.state:type_name -> raftlog.v1.NodeState
+	36, // 27: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
+	28, // [28:28] is the sub-list for method output_type
+	28, // [28:28] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_record_proto_init() }
@@ -3625,14 +3738,14 @@ func file_raftlog_v1_record_proto_init() {
 		return
 	}
 	file_raftlog_v1_record_proto_msgTypes[0].OneofWrappers = []any{}
-	file_raftlog_v1_record_proto_msgTypes[14].OneofWrappers = []any{}
+	file_raftlog_v1_record_proto_msgTypes[15].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_record_proto_rawDesc), len(file_raftlog_v1_record_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   29,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -45,6 +45,7 @@ type Record struct {
 	//	*Record_Footer
 	//	*Record_Member
 	//	*Record_Token
+	//	*Record_Project
 	Record        isRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -240,6 +241,15 @@ func (x *Record) GetToken() *Token {
 	return nil
 }
 
+func (x *Record) GetProject() *Project {
+	if x != nil {
+		if x, ok := x.Record.(*Record_Project); ok {
+			return x.Project
+		}
+	}
+	return nil
+}
+
 type isRecord_Record interface {
 	isRecord_Record()
 }
@@ -312,6 +322,10 @@ type Record_Token struct {
 	Token *Token `protobuf:"bytes,18,opt,name=token,proto3,oneof"`
 }
 
+type Record_Project struct {
+	Project *Project `protobuf:"bytes,19,opt,name=project,proto3,oneof"`
+}
+
 func (*Record_Header) isRecord_Record() {}
 
 func (*Record_Clock) isRecord_Record() {}
@@ -345,6 +359,8 @@ func (*Record_Footer) isRecord_Record() {}
 func (*Record_Member) isRecord_Record() {}
 
 func (*Record_Token) isRecord_Record() {}
+
+func (*Record_Project) isRecord_Record() {}
 
 type Header struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -448,7 +464,7 @@ var File_raftlog_v1_snapshot_proto protoreflect.FileDescriptor
 const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
 	"\x19raftlog/v1/snapshot.proto\x12\n" +
-	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\x85\x06\n" +
+	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\xb6\x06\n" +
 	"\x06Record\x12,\n" +
 	"\x06header\x18\x01 \x01(\v2\x12.raftlog.v1.HeaderH\x00R\x06header\x12)\n" +
 	"\x05clock\x18\x02 \x01(\v2\x11.raftlog.v1.ClockH\x00R\x05clock\x12#\n" +
@@ -467,7 +483,8 @@ const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\x05event\x18\x0e \x01(\v2\x11.raftlog.v1.EventH\x00R\x05event\x12,\n" +
 	"\x06footer\x18\x10 \x01(\v2\x12.raftlog.v1.FooterH\x00R\x06footer\x12,\n" +
 	"\x06member\x18\x11 \x01(\v2\x12.raftlog.v1.MemberH\x00R\x06member\x12)\n" +
-	"\x05token\x18\x12 \x01(\v2\x11.raftlog.v1.TokenH\x00R\x05tokenB\b\n" +
+	"\x05token\x18\x12 \x01(\v2\x11.raftlog.v1.TokenH\x00R\x05token\x12/\n" +
+	"\aproject\x18\x13 \x01(\v2\x13.raftlog.v1.ProjectH\x00R\aprojectB\b\n" +
 	"\x06record\"?\n" +
 	"\x06Header\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x1d\n" +
@@ -508,6 +525,7 @@ var file_raftlog_v1_snapshot_proto_goTypes = []any{
 	(*Event)(nil),         // 15: raftlog.v1.Event
 	(*Member)(nil),        // 16: raftlog.v1.Member
 	(*Token)(nil),         // 17: raftlog.v1.Token
+	(*Project)(nil),       // 18: raftlog.v1.Project
 }
 var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: raftlog.v1.Record.header:type_name -> raftlog.v1.Header
@@ -527,11 +545,12 @@ var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	2,  // 14: raftlog.v1.Record.footer:type_name -> raftlog.v1.Footer
 	16, // 15: raftlog.v1.Record.member:type_name -> raftlog.v1.Member
 	17, // 16: raftlog.v1.Record.token:type_name -> raftlog.v1.Token
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	18, // 17: raftlog.v1.Record.project:type_name -> raftlog.v1.Project
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_snapshot_proto_init() }
@@ -559,6 +578,7 @@ func file_raftlog_v1_snapshot_proto_init() {
 		(*Record_Footer)(nil),
 		(*Record_Member)(nil),
 		(*Record_Token)(nil),
+		(*Record_Project)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
