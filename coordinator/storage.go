@@ -3,6 +3,7 @@ package coordinator
 import (
 	"errors"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
@@ -194,3 +195,21 @@ func (s *snapshots) List() ([]*raft.SnapshotMeta, error) {
 	}
 	return out, nil
 }
+
+// Open implements raft.SnapshotStore.
+func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
+	meta, r, err := s.SnapshotStore.Open(id)
+	if err == nil {
+		r = indexed{r, meta.Index}
+	}
+	return meta, r, err
+}
+
+// indexed tells the state machine which entry a snapshot ends with.
+type indexed struct {
+	io.ReadCloser
+	index uint64
+}
+
+// SnapshotIndex implements fsm.Indexed.
+func (i indexed) SnapshotIndex() uint64 { return i.index }

@@ -30,6 +30,7 @@ type Observe func(entries, proposals int, took time.Duration)
 type FSM struct {
 	observe Observe
 	failed  chan struct{}
+	feed    *feed
 
 	mu      sync.Mutex // guards everything below
 	state   *state.State
@@ -44,10 +45,20 @@ func New(s *state.State, index uint64, observe Observe) *FSM {
 	if observe == nil {
 		observe = func(int, int, time.Duration) {}
 	}
-	return &FSM{
-		observe: observe, failed: make(chan struct{}),
+	f := &FSM{
+		observe: observe, failed: make(chan struct{}), feed: newFeed(feedCount, feedBytes),
 		state: s, index: index, changed: make(chan struct{}),
 	}
+	s.Journal(true)
+	f.feed.reset(index, s.Clock().GetEpoch())
+	return f
+}
+
+// Since returns the watched records that changed after a revision (a log index)
+// of an epoch, as they are now, and the revision that they bring a watcher to;
+// ErrGap when that is no longer known.
+func (f *FSM) Since(revision, epoch uint64) ([]state.Change, uint64, error) {
+	return f.feed.since(revision, epoch)
 }
 
 // View returns the state at the last applied entry, its log index, and a
@@ -107,6 +118,7 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 			continue
 		case entries[i] != nil:
 			out[i] = f.state.Apply(entries[i])
+			f.feed.add(l.Index, f.state.Changed())
 			proposals += len(entries[i].Proposals)
 		}
 		f.index = l.Index
@@ -138,6 +150,9 @@ func (f *FSM) Snapshot() (raft.FSMSnapshot, error) {
 	return snapshot{f.state.Fork()}, nil
 }
 
+// Indexed is the content of a snapshot that knows its log index: raft gives Restore the content alone.
+type Indexed interface{ SnapshotIndex() uint64 }
+
 // Restore implements raft.FSM: the state is built aside and swapped in when it is complete.
 func (f *FSM) Restore(r io.ReadCloser) error {
 	s, err := ReadSnapshot(r)
@@ -146,9 +161,24 @@ func (f *FSM) Restore(r io.ReadCloser) error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.state = s
+	f.state, f.index = s, max(f.index, snapshotIndex(r))
+	f.state.Journal(true)
+	f.feed.reset(f.index, s.Clock().GetEpoch())
 	f.moveLocked()
 	return nil
+}
+
+func snapshotIndex(r io.ReadCloser) uint64 {
+	for {
+		if i, knows := r.(Indexed); knows {
+			return i.SnapshotIndex()
+		}
+		w, wraps := r.(raft.ReadCloserWrapper)
+		if !wraps {
+			return 0
+		}
+		r = w.WrappedReadCloser()
+	}
 }
 
 type snapshot struct{ state *state.State }
