@@ -14,10 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
-	"github.com/hashicorp/raft-wal/verifier"
 	"google.golang.org/grpc"
-
-	walmetrics "github.com/hashicorp/raft-wal/metrics"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	"github.com/rlfleet/rlfleet/coordinator/state"
@@ -31,7 +28,7 @@ type Node struct {
 	metrics *metrics
 	dir     *fsm.Dir
 	log     logStore
-	verify  *verifier.LogStore
+	verify  *verified
 	guard   *guard
 	fsm     *fsm.FSM
 	raft    *raft.Raft
@@ -105,7 +102,7 @@ func (n *Node) open() error {
 	if err := n.dir.Opened(); err != nil {
 		return err
 	}
-	n.verify = verifier.NewLogStore(n.log, isCheckpoint, n.verified, &walmetrics.NoOpCollector{})
+	n.verify = newVerified(n.log, n.verified)
 	var disk raft.LogStore = n.verify
 	if n.cfg.faults != nil {
 		disk = n.cfg.faults(disk)

@@ -9,7 +9,6 @@ import (
 
 	hclog "github.com/hashicorp/go-hclog"
 	"github.com/hashicorp/raft"
-	"github.com/hashicorp/raft-wal/verifier"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	"github.com/rlfleet/rlfleet/internal/failpoint"
@@ -135,28 +134,6 @@ func (g *guard) Get(key []byte) ([]byte, error) { return g.stable.Get(key) }
 
 // GetUint64 implements raft.StableStore.
 func (g *guard) GetUint64(key []byte) (uint64, error) { return g.stable.GetUint64(key) }
-
-// verifyEvery is the distance of the log entries that carry a checksum of the range before them.
-const verifyEvery = 1024
-
-// isCheckpoint marks by index, so that verifying the log writes nothing of its own.
-func isCheckpoint(l *raft.Log) (bool, error) {
-	return l.Type == raft.LogCommand && l.Index%verifyEvery == 0, nil
-}
-
-// verified reports a range of the log that was read back.
-func (n *Node) verified(r verifier.VerificationReport) {
-	_, mismatch := r.Err.(verifier.ErrChecksumMismatch) //nolint:errorlint // a value type that is never wrapped
-	switch {
-	case r.Err == nil:
-		n.metrics.verified.WithLabelValues("ok").Inc()
-	case mismatch:
-		n.metrics.verified.WithLabelValues("mismatch").Inc()
-		n.fail(fmt.Errorf("coordinator: verify log: %w: the disk does not return what was written; move the directory to another disk", r.Err))
-	default: // the range was compacted away, or begins before this start
-		n.metrics.verified.WithLabelValues("skipped").Inc()
-	}
-}
 
 // snapshots hides snapshots that Open found unreadable, so that raft starts from the one that was restored.
 type snapshots struct {
