@@ -1,0 +1,300 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"github.com/stretchr/testify/require"
+
+	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
+)
+
+// bubble is a cluster of real nodes in virtual time: raft, queue, reigns and
+// state machine are those of production, the log is in memory and the network
+// is the test's. An hour passes in seconds.
+type bubble struct {
+	t       *testing.T
+	net     *network
+	members []*member
+	began   time.Time
+	config  func(*Config) // changes every node's configuration
+
+	mu   sync.Mutex // guards acks
+	acks []ack
+}
+
+// ack is a result that a caller was given.
+type ack struct {
+	client string
+	seq    uint64
+	op     *raftlog.Op
+	result *raftlog.Result
+}
+
+// member is one node's place: what outlives its process, and the process if it runs.
+type member struct {
+	b      *bubble
+	id     string
+	at     raft.ServerAddress
+	dir    string
+	log    *memLog
+	broken error // why it ended by itself; it is left as it is
+
+	mu     sync.Mutex // guards all below
+	node   *Node      // nil while it does not run
+	opened chan error // of the start on its way
+	cancel context.CancelFunc
+}
+
+// inBubble runs a test on a cluster of n nodes that has a leader, and checks
+// the cluster when the test is done.
+func inBubble(t *testing.T, n int, config func(*Config), test func(*testing.T, *bubble)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{t: t, net: newNetwork(), began: time.Now(), config: config}
+		for i := range n {
+			b.members = append(b.members, &member{
+				b: b, id: fmt.Sprint("n", i), at: raft.ServerAddress(fmt.Sprint("a", i)), dir: t.TempDir(), log: newMemLog(),
+			})
+		}
+		defer func() {
+			for _, m := range b.members {
+				m.stop()
+			}
+		}()
+		for _, m := range b.members {
+			m.start()
+		}
+		b.leader()
+		test(t, b)
+		b.verify()
+	})
+}
+
+func (b *bubble) servers() []raft.Server {
+	var out []raft.Server
+	for _, m := range b.members {
+		out = append(out, raft.Server{ID: raft.ServerID(m.id), Address: m.at})
+	}
+	return out
+}
+
+// start opens the node in the background: without a majority it does not become ready.
+func (m *member) start() {
+	cfg := DefaultConfig(m.dir)
+	cfg.Node, cfg.Servers, cfg.Transport = m.id, m.b.servers(), m.b.net.dial(m.at)
+	cfg.Election, cfg.StartTimeout = time.Second, 24*time.Hour
+	cfg.SnapshotAfter, cfg.TrailingLogs = 1<<40, 1<<20
+	cfg.memory = func() logStore { return m.log }
+	if os.Getenv("BUBBLE_LOG") != "" {
+		cfg.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})).With("at", m.id)
+	}
+	if m.b.config != nil {
+		m.b.config(&cfg)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ctx, cancel := context.WithCancel(m.b.t.Context())
+	opened := make(chan error, 1)
+	m.opened, m.cancel = opened, cancel
+	go func() {
+		n, err := Open(ctx, cfg)
+		m.mu.Lock()
+		m.node = n
+		m.mu.Unlock()
+		opened <- err
+	}()
+}
+
+// running returns the node if it is up.
+func (m *member) running() *Node {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.node
+}
+
+// stop closes the node in order, or gives up its start.
+func (m *member) stop() {
+	m.mu.Lock()
+	opened, cancel := m.opened, m.cancel
+	m.opened = nil
+	m.mu.Unlock()
+	if opened == nil {
+		return
+	}
+	n := m.running()
+	if n == nil {
+		cancel()
+		if err := <-opened; err != nil {
+			require.ErrorIs(m.b.t, err, context.Canceled)
+			return
+		}
+		n = m.running()
+	}
+	cancel()
+	m.mu.Lock()
+	m.node = nil
+	m.mu.Unlock()
+	require.NoError(m.b.t, n.Close())
+}
+
+// kill ends the node as a kill -9 would: nothing leaves it any more, and it
+// comes back with what was written at this moment.
+func (m *member) kill() {
+	m.b.t.Helper()
+	wire := m.b.net.peer(m.at)
+	require.NoError(m.b.t, wire.Close())
+	log, dir := m.log.copy(), killed(m.b.t, m.dir)
+	m.log.disk(nil)
+	m.stop()
+	m.log, m.dir = log, dir
+}
+
+// cluster views
+
+func (b *bubble) nodes() []*Node {
+	var out []*Node
+	for _, m := range b.members {
+		if n := m.running(); n != nil && m.broken == nil {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// until waits for a condition in virtual time.
+func (b *bubble) until(within time.Duration, what string, holds func() bool) {
+	b.t.Helper()
+	for end := time.Now().Add(within); !holds(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.t.Fatalf("not within %s: %s%s", within, what, b.situation())
+		}
+	}
+}
+
+func (b *bubble) situation() string {
+	out := ""
+	for _, m := range b.members {
+		if n := m.running(); n != nil {
+			s := n.Status()
+			out += fmt.Sprintf("\n%s %s term %d leader %q commit %d applied %d last %d queue %d %s", m.id, s.State, s.Term, s.Leader, s.Commit, s.Applied, n.raft.LastIndex(), s.Queue, s.Failure)
+		} else {
+			out += "\n" + m.id + " is down"
+		}
+	}
+	return out
+}
+
+// leads returns who reigns now, the newest term if two think so; nil when nobody does.
+func (b *bubble) leads() *member {
+	var best *member
+	var term uint64
+	for _, m := range b.members {
+		n := m.running()
+		if n == nil || m.broken != nil {
+			continue
+		}
+		if r, err := n.currentReign(); err == nil && r.term > term {
+			best, term = m, r.term
+		}
+	}
+	return best
+}
+
+// leader waits for a reign.
+func (b *bubble) leader() *member {
+	b.t.Helper()
+	var m *member
+	b.until(time.Minute, "a leader", func() bool { m = b.leads(); return m != nil })
+	return m
+}
+
+// leaderAmong waits for a reign of one of some.
+func (b *bubble) leaderAmong(some []*member) *member {
+	b.t.Helper()
+	var m *member
+	b.until(time.Minute, "a leader", func() bool { m = b.leads(); return m != nil && slices.Contains(some, m) })
+	return m
+}
+
+func (b *bubble) others(not *member) []*member {
+	return slices.DeleteFunc(slices.Clone(b.members), func(m *member) bool { return m == not })
+}
+
+func addresses(members ...*member) []raft.ServerAddress {
+	var out []raft.ServerAddress
+	for _, m := range members {
+		out = append(out, m.at)
+	}
+	return out
+}
+
+// caller is a client with one operation on its way, as lanes are.
+type caller struct {
+	b     *bubble
+	id    string
+	seq   uint64
+	tries int
+	now   int // whom it asks
+}
+
+func (b *bubble) caller(id string) *caller { return &caller{b: b, id: id} }
+
+// do commits an operation within a time, following the leader and repeating
+// what is unknown, and remembers the answer. It returns nil when time ran out.
+func (c *caller) do(within time.Duration, op *raftlog.Op) *raftlog.Result {
+	ctx, cancel := context.WithTimeout(c.b.t.Context(), within)
+	defer cancel()
+	c.seq++
+	return c.again(ctx, op)
+}
+
+// again repeats the last operation with its number.
+func (c *caller) again(ctx context.Context, op *raftlog.Op) *raftlog.Result {
+	for ctx.Err() == nil {
+		n := c.b.members[c.now].running()
+		err := errors.New("down")
+		if n != nil {
+			c.tries++
+			var r *raftlog.Result
+			try, cancel := context.WithTimeout(ctx, 2*time.Second)
+			r, err = n.Propose(try, &raftlog.Proposal{Client: c.id, Seq: c.seq, Op: op})
+			cancel()
+			if err == nil {
+				c.b.acknowledged(ack{client: c.id, seq: c.seq, op: op, result: r})
+				return r
+			}
+		}
+		if n == nil || !errors.Is(err, ErrStarting) {
+			c.now = (c.now + 1) % len(c.b.members)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	return nil
+}
+
+func (b *bubble) acknowledged(a ack) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.acks = append(b.acks, a)
+}
+
+// must commits an operation that has to succeed within a time.
+func (c *caller) must(within time.Duration, op *raftlog.Op) *raftlog.Result {
+	c.b.t.Helper()
+	r := c.do(within, op)
+	if r == nil {
+		c.b.t.Fatalf("%s: nothing was committed within %s%s", c.id, within, c.b.situation())
+	}
+	require.Equal(c.b.t, raftlog.Code_CODE_OK, r.Code, r.Message)
+	return r
+}
