@@ -72,6 +72,8 @@ func LoadCA(dir string) (*CA, error) {
 	switch {
 	case errors.Is(certErr, fs.ErrNotExist) && errors.Is(keyErr, fs.ErrNotExist):
 		return nil, fmt.Errorf("auth: authority in %s: %w", dir, fs.ErrNotExist)
+	case errors.Is(certErr, fs.ErrNotExist):
+		return nil, fmt.Errorf("auth: authority in %s: %s is here and %s is not: put it back, or use another directory", dir, caKeyFile, caFile)
 	case certErr == nil && errors.Is(keyErr, fs.ErrNotExist):
 		return nil, fmt.Errorf("auth: authority in %s: %s is here and %s is not: issue certificates where its key is kept", dir, caFile, caKeyFile)
 	case certErr != nil || keyErr != nil:

@@ -86,7 +86,7 @@ func (t *transport) Clone() credentials.TransportCredentials {
 // plain explains a server that closes a connection without TLS before it says
 // anything, which one with TLS does. It may also be going down, so that this is not final.
 func plain(err error, address string) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
+	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
 		return fmt.Errorf("what answers at %s closes connections without TLS at once: if it is a coordinator that has certificates, give --tls or --ca, without --insecure: %w", address, err)
 	}
 	return err

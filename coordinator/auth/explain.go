@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -62,18 +63,25 @@ const (
 // ofCertificates are the alerts that speak of a certificate; 42 to 44 and 46 say little more than that.
 var ofCertificates = []int{42, 43, 44, alertCertificateExpired, 46, alertUnknownCA, alertCertificateRequired}
 
+// notANode is the error of a handshake with a server that has another role.
+type notANode struct{ cert *x509.Certificate }
+
+func (n notANode) Error() string { return "auth: " + bearerOf(n.cert) + " is not a coordinator" }
+
 // Explain turns what TLS said about a connection to an address into a
-// *Refused. Other errors are returned as they are. In TLS 1.3 a server's answer
-// to a certificate comes with the first read, not with the handshake.
+// *Refused. Other errors are returned as they are.
 func (c *Credentials) Explain(err error, address string) error {
 	var known *Refused
 	var record tls.RecordHeaderError
 	var unverified *tls.CertificateVerificationError
+	var other notANode
 	switch {
 	case err == nil || errors.As(err, &known):
 		return err
 	case errors.As(err, &record):
 		return refused("what answers at %s does not speak TLS: check the address; a coordinator that runs with insecure: true is reached with --insecure", address)
+	case errors.As(err, &other):
+		return refused("the certificate of %s is that of %s: a coordinator was expected, check the address", address, bearerOf(other.cert))
 	case errors.As(err, &unverified):
 		return c.theirs(unverified, address)
 	}
@@ -87,6 +95,8 @@ func (c *Credentials) theirs(err *tls.CertificateVerificationError, address stri
 	switch now := c.now(); {
 	case errors.As(err, &x509.UnknownAuthorityError{}):
 		return refused("the certificate of %s is of an authority that is not in %s: use the ca.pem of its cluster, or check the address", address, c.files.CA)
+	case errors.As(err, &host) && len(host.Certificate.DNSNames)+len(host.Certificate.IPAddresses) == 0:
+		return refused("the certificate of %s is that of %s: a coordinator was expected, check the address", address, bearerOf(host.Certificate))
 	case errors.As(err, &host):
 		name := host.Certificate.Subject.CommonName
 		return refused("the certificate of node %s is for %s and not for %s: use one of these, or make one that has it with rlctl cluster certs --renew --nodes %s=%s", name, hosts(host.Certificate), host.Host, name, host.Host)
@@ -134,12 +144,21 @@ func alertOf(err error) int {
 	return -1
 }
 
-// explained is a connection whose first failing read is explained.
+// Explained wraps a client's connection to an address: until the other side has
+// sent something, errors are those of Explain. In TLS 1.3 a server's answer to
+// the client's certificate comes after the handshake, with the first read.
+func (c *Credentials) Explained(conn net.Conn, address string) net.Conn {
+	return &explained{Conn: conn, explain: func(err error) error { return c.Explain(err, address) }}
+}
+
 type explained struct {
 	net.Conn
 	explain func(error) error
 	heard   atomic.Bool // the other side has sent data
 }
+
+// lastWord is how long the reason for a broken connection is waited for; it is there already.
+const lastWord = time.Second
 
 // Read implements net.Conn.
 func (e *explained) Read(p []byte) (int, error) {
@@ -153,6 +172,22 @@ func (e *explained) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Write implements net.Conn. A server that refuses closes the connection, so
+// that the write may fail before the reason was read.
+func (e *explained) Write(p []byte) (int, error) {
+	n, err := e.Conn.Write(p)
+	if err == nil || e.heard.Load() {
+		return n, err
+	}
+	if e.Conn.SetReadDeadline(time.Now().Add(lastWord)) == nil {
+		var refusal *Refused
+		if _, why := e.Conn.Read(make([]byte, 1)); errors.As(e.explain(why), &refusal) {
+			return n, refusal
+		}
+	}
+	return n, e.explain(err)
+}
+
 func bearerOf(c *x509.Certificate) string {
 	if who, err := identityOf(c); err == nil {
 		return who.String()
@@ -164,9 +199,6 @@ func hosts(c *x509.Certificate) string {
 	names := slices.Clone(c.DNSNames)
 	for _, ip := range c.IPAddresses {
 		names = append(names, ip.String())
-	}
-	if len(names) == 0 {
-		return "no server"
 	}
 	return join(names, "and")
 }

@@ -24,7 +24,7 @@ func (c *Credentials) ClientTLS() *tls.Config {
 		MinVersion: tls.VersionTLS13, RootCAs: b.pool, Time: c.now,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if who, err := identityOf(s.PeerCertificates[0]); err != nil || who.Role != Coordinator { // a server always gives one
-				return refused("the certificate of %s is that of %s: a coordinator was expected, check the address", s.ServerName, bearerOf(s.PeerCertificates[0]))
+				return notANode{s.PeerCertificates[0]}
 			}
 			return nil
 		},
