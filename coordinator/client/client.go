@@ -26,6 +26,7 @@ import (
 // Config says where the coordinator is. Start from DefaultConfig.
 type Config struct {
 	Addresses []string                 // of the coordinator's nodes: "unix:PATH" or "host:port"
+	Dial      []grpc.DialOption        // how callers prove who they are, see auth.DialOptions; none: loopback and Unix sockets only
 	Conn      grpc.ClientConnInterface // instead of Addresses: a connection of the caller's, see DialOptions
 	Name      string                   // begins the client ids, so that records can be read by people
 	Lanes     int                      // operations on their way at a time

@@ -19,6 +19,10 @@ var (
 	ErrInvalid     = errors.New("the coordinator refuses the request as invalid")
 	ErrStaleSeq    = errors.New("the sequence number is of the past")
 	ErrUnavailable = errors.New("the coordinator cannot be reached")
+	ErrDenied      = errors.New("the coordinator does not accept the certificate or token")
+	ErrForbidden   = errors.New("the role does not allow it")
+	ErrLevel       = errors.New("not every node of the coordinator knows the command yet: finish the upgrade first")
+	ErrResync      = errors.New("the watch fell too far behind: begin again without a revision")
 )
 
 // kinds maps the codes of the state machine to kinds.
@@ -62,11 +66,12 @@ type verdict int
 const (
 	again     verdict = iota // the same node, after a pause
 	elsewhere                // the next node, after a pause
+	denied                   // the next node; when all say so, no try can succeed
 	final                    // no try can succeed
 )
 
 // judge reads a failed try. What is not understood may have happened and is
-// repeated with the same numbers. kind is set when the verdict is final.
+// repeated with the same numbers. kind is set when the verdict is denied or final.
 func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 	s := status.Convert(err)
 	for _, d := range s.Details() {
@@ -79,6 +84,14 @@ func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 		return final, detail, ErrInvalid
 	case pb.Reason_REASON_NOT_FOUND:
 		return final, detail, ErrNotFound
+	case pb.Reason_REASON_FORBIDDEN:
+		return final, detail, ErrForbidden
+	case pb.Reason_REASON_LEVEL:
+		return final, detail, ErrLevel
+	case pb.Reason_REASON_RESYNC:
+		return final, detail, ErrResync
+	case pb.Reason_REASON_UNAUTHENTICATED: // a node that lags may not have seen a new token
+		return denied, detail, ErrDenied
 	case pb.Reason_REASON_NOT_LEADER, pb.Reason_REASON_STOPPED:
 		return elsewhere, detail, nil
 	case pb.Reason_REASON_STARTING, pb.Reason_REASON_QUEUE_FULL, pb.Reason_REASON_UNKNOWN_OUTCOME:
@@ -87,6 +100,10 @@ func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 	switch s.Code() { // gRPC's own
 	case codes.ResourceExhausted, codes.Unimplemented, codes.InvalidArgument: // a message beyond the limits, another service
 		return final, nil, ErrInvalid
+	case codes.PermissionDenied:
+		return final, nil, ErrForbidden
+	case codes.Unauthenticated:
+		return denied, nil, ErrDenied
 	case codes.Unavailable, codes.DeadlineExceeded:
 		return elsewhere, nil, nil
 	}

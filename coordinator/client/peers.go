@@ -5,16 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/status"
 
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
@@ -28,10 +28,11 @@ const (
 )
 
 // DialOptions are those of every connection to the coordinator: it comes back
-// within a second of a restart, and a peer that went silent is noticed.
+// within a second of a restart, and a peer that went silent is noticed. The
+// connection is not authenticated; options that follow these may change that.
 func DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the coordinator serves loopback and Unix sockets only
+		auth.Insecure(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 			MinConnectTimeout: 2 * time.Second,
@@ -41,36 +42,61 @@ func DialOptions() []grpc.DialOption {
 	}
 }
 
+// maxLearned bounds the addresses that are learned from hints beyond those that were given.
+const maxLearned = 16
+
+// errExposed refuses an address where others could listen in.
+var errExposed = errors.New("it is neither a Unix socket nor a loopback address: give a certificate or a token (--tls or --ca with --token)")
+
 // peers are the nodes of the coordinator and which one is asked now.
 type peers struct {
-	services []pb.CoordinatorClient
-	conns    []*grpc.ClientConn // that the client made
+	cfg   Config
+	given int // how many addresses the configuration has
 
-	mu  sync.Mutex // guards now
-	now int
+	mu        sync.Mutex // guards what follows
+	services  []pb.CoordinatorClient
+	addresses []string           // of the services; empty when the caller made the connection
+	conns     []*grpc.ClientConn // that the client made
+	now       int
+	closed    bool
 }
 
 func newPeers(cfg Config) (*peers, error) {
+	p := &peers{cfg: cfg, given: len(cfg.Addresses)}
 	if cfg.Conn != nil {
-		return &peers{services: []pb.CoordinatorClient{pb.NewCoordinatorClient(cfg.Conn)}}, nil
+		p.services = []pb.CoordinatorClient{pb.NewCoordinatorClient(cfg.Conn)}
+		return p, nil
 	}
-	p := &peers{}
 	for _, a := range cfg.Addresses {
-		target := a
-		if !strings.HasPrefix(a, "unix:") {
-			target = "passthrough:///" + a // the operating system resolves names at each dial
-		}
-		conn, err := grpc.NewClient(target, DialOptions()...)
-		if err != nil {
+		if err := p.addLocked(a); err != nil {
 			return nil, errors.Join(fmt.Errorf("client: address %q: %w", a, err), p.close())
 		}
-		p.conns = append(p.conns, conn)
-		p.services = append(p.services, pb.NewCoordinatorClient(conn))
 	}
 	return p, nil
 }
 
+// addLocked makes the connection to a node; it is used later.
+func (p *peers) addLocked(address string) error {
+	if len(p.cfg.Dial) == 0 && !auth.Loopback(address) {
+		return errExposed
+	}
+	target := address
+	if !strings.HasPrefix(address, "unix:") {
+		target = "passthrough:///" + address // the operating system resolves names at each dial
+	}
+	conn, err := grpc.NewClient(target, append(DialOptions(), p.cfg.Dial...)...)
+	if err != nil {
+		return err
+	}
+	p.conns, p.addresses = append(p.conns, conn), append(p.addresses, address)
+	p.services = append(p.services, pb.NewCoordinatorClient(conn))
+	return nil
+}
+
 func (p *peers) close() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
 	var errs []error
 	for _, c := range p.conns {
 		errs = append(errs, c.Close())
@@ -85,18 +111,50 @@ func (p *peers) current() (pb.CoordinatorClient, int) {
 	return p.services[p.now], p.now
 }
 
-// leave goes on from a node that could not answer, unless another call has already.
-func (p *peers) leave(from int) {
+// size is the number of nodes that are known.
+func (p *peers) size() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.now == from {
-		p.now = (from + 1) % len(p.services)
+	return len(p.services)
+}
+
+// leave goes on from a node that could not answer, unless another call has
+// already: to the leader, when the node said where it is, else to the next one.
+// It reports whether it was to the leader.
+func (p *peers) leave(from int, leader string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.now != from {
+		return false
 	}
+	if to := p.findLocked(leader); to >= 0 && to != from {
+		p.now = to
+		return true
+	}
+	p.now = (from + 1) % len(p.services)
+	return false
+}
+
+// findLocked returns the number of a node by its address, -1 when it cannot be
+// asked. A cluster changes, so that its leader may be a node that was not given.
+func (p *peers) findLocked(address string) int {
+	if address == "" || p.given == 0 || p.closed {
+		return -1
+	}
+	if i := slices.Index(p.addresses, address); i >= 0 {
+		return i
+	}
+	if len(p.services) >= p.given+maxLearned || p.addLocked(address) != nil {
+		return -1 // the round goes on: a hint is not a duty
+	}
+	return len(p.services) - 1
 }
 
 // retry tries a call until it succeeds, can never succeed, or ctx ends.
 func (c *Client) retry(ctx context.Context, op string, call func(context.Context, pb.CoordinatorClient) error) error {
 	pause, why := firstPause, ""
+	hinted := false           // a hint was followed already: two nodes may each believe that the other leads
+	refused := map[int]bool{} // nodes that do not accept who calls
 	for {
 		service, number := c.peers.current()
 		try, cancel := context.WithTimeout(ctx, c.cfg.Attempt)
@@ -105,15 +163,20 @@ func (c *Client) retry(ctx context.Context, op string, call func(context.Context
 		if err == nil {
 			return nil
 		}
-		if why == "" || ctx.Err() == nil { // that time ran out is known; what was wrong before is not
-			why = status.Convert(err).Message()
-		}
 		v, detail, kind := judge(err)
-		if v == final {
-			return fmt.Errorf("client: %s: %w: %s", op, kind, status.Convert(err).Message())
+		// That time ran out is known; what was wrong before is not. That a node is down says less than that another refused.
+		if why == "" || ctx.Err() == nil && (v == denied || len(refused) == 0) {
+			why = auth.Sentence(err)
 		}
-		if v == elsewhere {
-			c.peers.leave(number)
+		if v == denied {
+			refused[number] = true
+		}
+		if v == final || v == denied && len(refused) == c.peers.size() {
+			return fmt.Errorf("client: %s: %w: %s", op, kind, auth.Sentence(err))
+		}
+		if v != again && c.peers.leave(number, detail.GetLeaderAddress()) && !hinted {
+			hinted = true
+			continue
 		}
 		wait := time.Duration(float64(pause) * (0.5 + rand.Float64()))
 		if after := time.Duration(detail.GetRetryAfterNs()); after > wait {

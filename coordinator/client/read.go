@@ -111,8 +111,8 @@ func (c *Client) Watch(ctx context.Context, run string) <-chan Change {
 			if received {
 				pause = firstPause
 			}
-			if v, _, _ := judge(err); v == elsewhere {
-				c.peers.leave(number)
+			if v, detail, _ := judge(err); v == elsewhere || v == denied {
+				c.peers.leave(number, detail.GetLeaderAddress())
 			}
 			select {
 			case <-time.After(pause):
