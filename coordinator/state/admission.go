@@ -8,7 +8,7 @@ import (
 // outstanding groups stay below (S + 1 − (head − live))·B, and no group is
 // admitted that no step is left to train.
 func (s *State) room(r *raftlog.Run) int {
-	if r.State != raftlog.RunState_RUN_STATE_RUNNING || r.Stopping || r.Live < 0 || !s.served(r.Live) {
+	if r.State != raftlog.RunState_RUN_STATE_RUNNING || r.Stopping || r.Live < 0 || !s.served(r.Live) || s.catchingUp(r) {
 		return 0
 	}
 	c := r.Config
@@ -16,6 +16,12 @@ func (s *State) room(r *raftlog.Run) int {
 	pace := (int64(c.LagMax) + 1 - (r.Head - r.Live)) * b
 	need := (c.Steps - r.Head) * b
 	return int(max(0, min(pace, need)-int64(s.counts[r.Id].outstanding)))
+}
+
+// catchingUp reports whether the version that engines serve was superseded by a
+// rollback and is not yet published again on the new lineage.
+func (s *State) catchingUp(r *raftlog.Run) bool {
+	return r.Live >= 0 && s.versionState(r.Id, r.Live) != raftlog.VersionState_VERSION_STATE_LIVE
 }
 
 // admit creates training groups until there are want episodes to lease or no more room.

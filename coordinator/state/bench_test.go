@@ -32,7 +32,7 @@ func loaded(b testing.TB) *machine {
 
 // bare applies an operation and checks nothing.
 func (m *machine) bare(op *raftlog.Op) *raftlog.Result {
-	r := m.s.Apply(&raftlog.Entry{NowNs: m.now, Term: 1, Proposals: []*raftlog.Proposal{{Op: op}}})[0]
+	r := m.s.Apply(&raftlog.Entry{NowNs: m.now, Term: m.term, Proposals: []*raftlog.Proposal{{Op: op}}})[0]
 	if refused(r) {
 		require.Fail(m.t, r.Message)
 	}

@@ -10,11 +10,11 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// changes lists the records that differ between two states, the clock's time and term aside.
+// changes lists the records that differ between two states, the clock's time, term and grace aside.
 func changes(a, b *State) []string {
 	var out []string
 	x, y := proto.CloneOf(a.clock), proto.CloneOf(b.clock)
-	x.NowNs, x.Term = y.NowNs, y.Term
+	x.NowNs, x.Term, x.GraceNs = y.NowNs, y.Term, y.GraceNs
 	if !proto.Equal(x, y) {
 		out = append(out, "clock")
 	}
@@ -32,6 +32,7 @@ func changes(a, b *State) []string {
 	out = append(out, diff("event", &a.outbox, &b.outbox)...)
 	out = append(out, diff("member", &a.peers, &b.peers)...)
 	out = append(out, diff("token", &a.tokens, &b.tokens)...)
+	out = append(out, diff("project", &a.projects, &b.projects)...)
 	return out
 }
 
@@ -93,7 +94,7 @@ func checkDerived(s *State, bad *report) {
 			want.counts[g.Run] = c
 			want.active.Set(k, g)
 		}
-		if g.EndedEvent > 0 {
+		if g.EndedEvent > s.clock.Mirrored {
 			want.ended.Set(seqKey(g.EndedEvent), k)
 		}
 		return true
@@ -138,6 +139,13 @@ func checkDerived(s *State, bad *report) {
 	}
 	if fmt.Sprint(s.ended.Keys(), s.ended.Values()) != fmt.Sprint(want.ended.Keys(), want.ended.Values()) {
 		bad.addf("ended is %v, want %v", s.ended.Keys(), want.ended.Keys())
+	}
+	s.clients.Scan(func(_ string, c *raftlog.Client) bool {
+		want.idle.Set(idleKey(c), struct{}{})
+		return true
+	})
+	if fmt.Sprint(s.idle.Keys()) != fmt.Sprint(want.idle.Keys()) {
+		bad.addf("idle is %v, want %v", s.idle.Keys(), want.idle.Keys())
 	}
 	for _, r := range s.Runs() {
 		if s.counts[r.Id] != want.counts[r.Id] {
@@ -199,11 +207,13 @@ func checkOwners(s *State, r *raftlog.Run, bad *report) {
 // checkGroups relates groups to their members, their step and their end.
 func checkGroups(s *State, r *raftlog.Run, bad *report) {
 	assigned := map[uint64]int64{}
+	again := map[int64]bool{} // steps that are assigned: after a rollback several in a row
 	for _, st := range s.Steps(r.Id) {
 		if st.State == raftlog.StepState_STEP_STATE_ASSIGNED {
-			if st.Step != r.Head && !terminal(r.State) {
+			if !terminal(r.State) && (st.Step < r.Head || (st.Step > r.Head && !again[st.Step-1])) {
 				bad.addf("step %d is assigned, head is %d", st.Step, r.Head)
 			}
+			again[st.Step] = true
 			for _, id := range st.Groups {
 				assigned[id] = st.Step
 			}
@@ -251,7 +261,7 @@ func checkPacing(s *State, r *raftlog.Run, bad *report) {
 	if n, room := s.counts[r.Id].outstanding, (int64(r.Config.LagMax)+1-(r.Head-max(0, r.Live)))*int64(r.Config.GroupsPerStep); int64(n) > room {
 		bad.addf("%d groups outstanding, pacing allows %d", n, room)
 	}
-	if r.Live > r.Head || r.Head > r.Config.Steps {
+	if (r.Live > r.Head && !s.catchingUp(r)) || r.Head > r.Config.Steps {
 		bad.addf("live %d, head %d of %d", r.Live, r.Head, r.Config.Steps)
 	}
 }

@@ -29,6 +29,9 @@ func (s *State) putEpisode(ep *raftlog.Episode) {
 		case raftlog.EpisodeState_EPISODE_STATE_LEASED:
 			s.leased.Delete(k)
 			c.leased--
+			if ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED {
+				s.used(ep.Run, old.Lease)
+			}
 			if old.Host != "" && (ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED || ep.Host != old.Host) {
 				s.adjust(old.Host, false, -1)
 			}
@@ -107,6 +110,9 @@ func (s *State) heldBack(r *raftlog.Run) string {
 	if r.Stopping || (r.Config.Steps-r.Head)*int64(r.Config.GroupsPerStep) <= int64(s.counts[r.Id].outstanding) {
 		return "nothing: all groups that the run needs are admitted"
 	}
+	if s.catchingUp(r) {
+		return fmt.Sprintf("admission: after the rollback nothing is admitted until version %d is live again", r.Live)
+	}
 	if r.Live < r.Head {
 		return fmt.Sprintf("admission: the lag bound holds new groups back while version %d is not live", r.Head)
 	}
@@ -180,7 +186,7 @@ func (s *State) sealOne(run string, ref *raftlog.NodeRef, it *raftlog.SealItem) 
 		return raftlog.Code_CODE_INVALID, "a sealed episode names its shards"
 	}
 	g, _ := s.groups.Get(groupKey(run, it.Group))
-	if r, _ := s.runs.Get(run); sealed.Tokens > 0 && (sealed.MinVersion < 0 || sealed.MinVersion > sealed.MaxVersion || sealed.MaxVersion > r.Head) {
+	if r, _ := s.runs.Get(run); sealed.Tokens > 0 && (sealed.MinVersion < 0 || sealed.MinVersion > sealed.MaxVersion || !s.existed(r, sealed.MaxVersion)) {
 		return raftlog.Code_CODE_INVALID, fmt.Sprintf("tokens of versions %d to %d, and %d is the newest", sealed.MinVersion, sealed.MaxVersion, r.Head)
 	}
 	if g.Pin >= 0 && sealed.Tokens > 0 && (sealed.MinVersion != g.Pin || sealed.MaxVersion != g.Pin) {
@@ -197,6 +203,12 @@ func (s *State) sealOne(run string, ref *raftlog.NodeRef, it *raftlog.SealItem) 
 		Group: it.Group, Index: it.Index, Attempt: it.Attempt, Sealed: sealed, Suite: g.Suite,
 	}}})
 	return raftlog.Code_CODE_OK, ""
+}
+
+// existed reports whether a version was ever committed; what a rollback superseded was.
+func (s *State) existed(r *raftlog.Run, v int64) bool {
+	_, found := s.versions.Get(numberKey(r.Id, v))
+	return found
 }
 
 // failEpisodes reports attempts that ended without a result.

@@ -84,20 +84,26 @@ func (s *State) evalDone(e *raftlog.EvalResult) {
 	}}})
 	s.update(e.Run, func(r *raftlog.Run) {
 		r.ProgressNs, r.Progress = s.clock.NowNs, fmt.Sprintf("version %d was evaluated", e.Version)
-		if e.Scored == 0 {
-			return
-		}
-		var v int64
-		var best float64
-		if n, _ := fmt.Sscanf(r.Best, "%d %g", &v, &best); n < 2 || reward > best {
-			r.Best = fmt.Sprintf("%d %g", e.Version, reward)
-		}
-		if mean, done := s.versionReward(e.Run, e.Version); done && r.Config.StopEvalReward != nil && mean >= *r.Config.StopEvalReward {
-			r.Stopping = true
-		}
+		s.judgeEval(r, e)
 	})
 	if r, _ := s.runs.Get(e.Run); r.Stopping {
 		s.stopAdmitted(e.Run)
+	}
+}
+
+// judgeEval compares a finished evaluation with the best and with what the run is to reach.
+func (s *State) judgeEval(r *raftlog.Run, e *raftlog.EvalResult) {
+	if e.Scored == 0 {
+		return
+	}
+	var v int64
+	var best float64
+	reward := Reward(e)
+	if n, _ := fmt.Sscanf(r.Best, "%d %g", &v, &best); n < 2 || reward > best {
+		r.Best = fmt.Sprintf("%d %g", e.Version, reward)
+	}
+	if mean, done := s.versionReward(e.Run, e.Version); done && r.Config.StopEvalReward != nil && mean >= *r.Config.StopEvalReward {
+		r.Stopping = true
 	}
 }
 

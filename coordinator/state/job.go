@@ -43,6 +43,7 @@ func (s *State) dropJob(j *raftlog.VerifyJob) {
 	} else {
 		s.judged.Delete(k)
 		c.judged--
+		s.used(j.Run, old.Lease)
 		if old.Host != "" {
 			s.adjust(old.Host, true, -1)
 		}

@@ -13,6 +13,10 @@ func LevelOf(op *raftlog.Op) int32 {
 	case *raftlog.Op_Identify, *raftlog.Op_SetMember, *raftlog.Op_RemoveMember, *raftlog.Op_SetToken, *raftlog.Op_RemoveToken,
 		*raftlog.Op_Rollback, *raftlog.Op_Diverged:
 		return 2
+	case *raftlog.Op_CreateRun:
+		if c := op.GetCreateRun().GetConfig(); c.GetBudgetTokens() != 0 || c.GetBudgetSandboxNs() != 0 {
+			return 2
+		}
 	}
 	return 1
 }

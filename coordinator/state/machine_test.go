@@ -26,16 +26,29 @@ type machine struct {
 	s     *State
 	now   int64
 	run   string
+	term  uint64
 	nodes map[string]*raftlog.NodeRef
 	check bool // recompute everything derived after each command
 	watch *oracle
 
 	forked bool             // bare forks the state after every command
-	log    []*raftlog.Entry // all that was applied, when watch is set
+	base   *State           // what log begins with; nil is New
+	log    []*raftlog.Entry // all that was applied since watch is set
 }
 
-func newMachine(t tester) *machine {
-	return &machine{t: t, s: New(), now: start, run: "r", nodes: map[string]*raftlog.NodeRef{}, check: true}
+// newMachine is of a cluster whose voters all know this build's commands.
+func newMachine(t tester) *machine { return newMachineOf(t, Level) }
+
+func newMachineOf(t tester, level int32) *machine {
+	m := &machine{t: t, s: New(), now: start, run: "r", term: 1, nodes: map[string]*raftlog.NodeRef{}, check: true}
+	if level > 1 {
+		m.identify("c1", level)
+	}
+	return m
+}
+
+func (m *machine) identify(cluster string, level int32) *raftlog.Result {
+	return m.apply(&raftlog.Op{Op: &raftlog.Op_Identify{Identify: &raftlog.Identify{Cluster: cluster, Level: level}}})
 }
 
 // env is the default env: ten tasks, groups of two.
@@ -74,7 +87,7 @@ func (m *machine) registerAll() {
 	}
 }
 
-// apply carries out one operation of a leader of term 1 and checks the state.
+// apply carries out one operation of the leader and checks the state.
 func (m *machine) apply(op *raftlog.Op) *raftlog.Result {
 	return m.propose(&raftlog.Proposal{Op: op})
 }
@@ -82,11 +95,13 @@ func (m *machine) apply(op *raftlog.Op) *raftlog.Result {
 func (m *machine) propose(p *raftlog.Proposal) *raftlog.Result {
 	m.t.Helper()
 	before := m.s.Fork()
-	entry := &raftlog.Entry{NowNs: m.now, Term: 1, Proposals: []*raftlog.Proposal{p}}
+	entry := &raftlog.Entry{NowNs: m.now, Term: m.term, Proposals: []*raftlog.Proposal{p}}
 	res := m.s.Apply(entry)
 	require.Len(m.t, res, 1)
-	if m.watch != nil {
+	if m.watch != nil || p.Op.GetIdentify() != nil {
 		m.log = append(m.log, entry)
+	}
+	if m.watch != nil {
 		m.watch.observe(before, m.s, p.Op, res[0])
 	}
 	if p.Client == "" && refused(res[0]) {

@@ -30,13 +30,15 @@ type oracle struct {
 	steps    map[int64][]uint64
 	settled  map[attempt]bool
 	over     bool
+	lineage  int64
+	again    map[int64][]uint64 // steps that a rollback undid, and their batches
 }
 
 func newOracle(t tester, run string) *oracle {
 	return &oracle{
 		t: t, run: run, next: 1, sealed: map[attempt]*raftlog.Sealed{}, tokens: map[attempt]*raftlog.Sealed{},
 		current: map[uint64]map[int32]int32{}, admitted: map[uint64]*raftlog.GroupAdmitted{}, ended: map[uint64]string{},
-		consumed: map[uint64]int64{}, steps: map[int64][]uint64{}, settled: map[attempt]bool{},
+		consumed: map[uint64]int64{}, steps: map[int64][]uint64{}, settled: map[attempt]bool{}, lineage: 1, again: map[int64][]uint64{},
 	}
 }
 
@@ -100,7 +102,14 @@ func (o *oracle) event(before, after *State, e *raftlog.Event) {
 		require.Equal(o.t, before.Run(o.run).Head, c.Step, "steps commit in order")
 		require.NotContains(o.t, o.steps, c.Step)
 		require.Len(o.t, c.Groups, int(after.Run(o.run).Config.GroupsPerStep))
+		require.Equal(o.t, o.lineage, c.Lineage)
+		if was, undone := o.again[c.Step]; undone {
+			require.Equal(o.t, was, c.Groups, "step %d is trained again with its batch", c.Step)
+			delete(o.again, c.Step)
+		}
 		o.steps[c.Step] = c.Groups
+	case *raftlog.Event_RolledBack:
+		o.rollBack(v.RolledBack)
 	case *raftlog.Event_RunEnded:
 		o.over = true
 	}
@@ -122,6 +131,7 @@ func (o *oracle) admit(after *State, a *raftlog.GroupAdmitted) {
 		}
 	}
 	r := after.Run(o.run)
+	require.Equal(o.t, raftlog.VersionState_VERSION_STATE_LIVE, after.versionState(o.run, r.Live), "admitted for a superseded version")
 	require.LessOrEqual(o.t, int64(outstanding), (int64(r.Config.LagMax)+1-(r.Head-r.Live))*int64(r.Config.GroupsPerStep), "pacing")
 	require.LessOrEqual(o.t, int64(outstanding), (r.Config.Steps-r.Head)*int64(r.Config.GroupsPerStep), "more groups than steps are left for")
 }
@@ -162,6 +172,25 @@ func (o *oracle) end(e *raftlog.GroupEnded) {
 	}
 	for k := range o.sealed {
 		require.NotEqual(o.t, e.Group, k.group, "member %d was sealed and is not accounted for", k.index)
+	}
+}
+
+// rollBack takes back what the steps of the old lineage did, for invariant I4 is about the surviving one.
+func (o *oracle) rollBack(b *raftlog.RolledBack) {
+	o.t.Helper()
+	require.Greater(o.t, b.Lineage, o.lineage)
+	o.lineage = b.Lineage
+	for n, groups := range o.steps {
+		if n < b.To {
+			continue
+		}
+		o.again[n] = groups
+		delete(o.steps, n)
+		for _, g := range groups {
+			require.Equal(o.t, n, o.consumed[g])
+			delete(o.consumed, g)
+			delete(o.ended, g)
+		}
 	}
 }
 
@@ -256,6 +285,9 @@ func (o *oracle) done(s *State) {
 func (m *machine) replay(restoreAt int) {
 	m.t.Helper()
 	s := New()
+	if m.base != nil {
+		s = m.base.Fork()
+	}
 	for i, e := range m.log {
 		if i == restoreAt {
 			s = restored(m.t, s)

@@ -53,6 +53,9 @@ func checkConfig(c *raftlog.RunConfig) string {
 	case len(c.Envs) == 0:
 		return "a run needs an env"
 	}
+	if c.BudgetTokens < 0 || c.BudgetSandboxNs < 0 {
+		return "a budget must be above 0, or 0 for none"
+	}
 	for _, e := range c.Envs {
 		if len(e.Tasks) == 0 || e.GroupSize < 1 || !(e.Weight > 0) || math.IsInf(e.Weight, 1) { // not > also refuses NaN
 			return fmt.Sprintf("env %q needs tasks, a group size and a positive weight", e.Name)
@@ -154,7 +157,7 @@ func (s *State) resume(r *raftlog.Run) {
 			}
 		}
 	}
-	if v, is := due(r); is && s.versionState(r.Id, v) == raftlog.VersionState_VERSION_STATE_REJECTED {
+	if v, is := s.due(r); is && s.versionState(r.Id, v) == raftlog.VersionState_VERSION_STATE_REJECTED {
 		s.setVersion(r.Id, v, raftlog.VersionState_VERSION_STATE_COMMITTED, "")
 	}
 	s.update(r.Id, func(r *raftlog.Run) {
@@ -177,6 +180,7 @@ func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 	if waiting {
 		return refuse(raftlog.Code_CODE_CONFLICT, "the last events are still being written to storage: try again")
 	}
+	s.keepProject(r)
 	prefix := r.Id + "/"
 	s.dropNoted(KindVersion, drop(&s.versions, prefix))
 	s.dropNoted(KindGroup, drop(&s.groups, prefix))
@@ -228,7 +232,9 @@ func (s *State) endRun(id string, st raftlog.RunState, reason string) {
 	s.dropOpen(id, "run "+StateName(st))
 	s.gangs.Delete(id)
 	s.publish.Delete(id)
+	kept := s.keptFrom(r)
 	s.update(id, func(r *raftlog.Run) { r.State, r.Reason, r.EndedNs = st, reason, s.clock.NowNs })
+	s.release(id, kept, r.Head)
 	r, _ = s.runs.Get(id)
 	s.emit(id, &raftlog.Event{Event: &raftlog.Event_RunEnded{RunEnded: &raftlog.RunEnded{
 		State: StateName(st), Reason: reason, Counters: proto.CloneOf(r.Counters),

@@ -190,7 +190,9 @@ func (x *schedule) commitSome(h held[*raftlog.JoinGangResult], was bool) {
 		step = max(0, step-1)
 	}
 	st, found := x.s.steps.Get(numberKey(x.run, step))
-	code := x.commitAs(h.grant, step, "m of epoch").Code
+	code := x.apply(&raftlog.Op{Op: &raftlog.Op_CommitStep{CommitStep: &raftlog.CommitStep{
+		Node: h.ref, Run: x.run, Epoch: h.grant.Epoch, Fence: h.grant.Fence, Step: step, Manifest: "m", Ledger: "l", Full: x.rng.IntN(2) == 0,
+	}}}).Code
 	switch {
 	case found && st.State == raftlog.StepState_STEP_STATE_COMMITTED:
 		require.Equal(x.t, raftlog.Code_CODE_OK, code, "the same again")
@@ -247,11 +249,67 @@ func (x *schedule) passTime() {
 func (x *schedule) fallSilent() {
 	x.now += []int64{3, 11}[x.rng.IntN(2)] * second
 	x.tick()
-	for _, role := range []string{RoleHost, RoleEngine, RoleRollout, RoleVerifier, RoleTrainer, RolePublisher} {
+	for _, role := range roleNames() {
 		if n, _ := x.s.nodes.Get(nodeKey(role, role+"-1")); n.State == raftlog.NodeState_NODE_STATE_FENCED {
 			x.revive(role)
 		}
 	}
+}
+
+// rollBackSome goes back to any version, full or not: it is refused exactly
+// when that is no full one of the lineage behind which all batches are kept.
+func (x *schedule) rollBackSome() {
+	r := x.r()
+	to := x.rng.Int64N(r.Head + 1)
+	v := x.version(to)
+	can := !terminal(r.State) && to < r.Head && v.Full && v.State != raftlog.VersionState_VERSION_STATE_SUPERSEDED && v.State != raftlog.VersionState_VERSION_STATE_REJECTED
+	for n := to; n < r.Head; n++ {
+		st, _ := x.s.steps.Get(numberKey(x.run, n))
+		for _, id := range st.GetGroups() {
+			can = can && x.group(id) != nil
+		}
+	}
+	for full := to + 1; full <= r.Live; full++ { // a newer full version is live: batches before it may be gone any moment
+		v := x.version(full)
+		can = can && (!v.Full || v.State == raftlog.VersionState_VERSION_STATE_SUPERSEDED || v.State == raftlog.VersionState_VERSION_STATE_REJECTED)
+	}
+	code := x.rollback(to).Code
+	require.Equal(x.t, can, code == raftlog.Code_CODE_OK, "to %d of %d, live %d", to, r.Head, r.Live)
+}
+
+// newLeader begins a term; what an older one still proposes for itself is dropped.
+func (x *schedule) newLeader() {
+	x.term++
+	x.apply(&raftlog.Op{Op: &raftlog.Op_Mirrored{Mirrored: &raftlog.Mirrored{}}})
+	if x.s.atLeast(2) {
+		require.Equal(x.t, x.now+2*LeaseTTL, x.s.Clock().GraceNs)
+	}
+	x.term--
+	require.Equal(x.t, raftlog.Code_CODE_CONFLICT, x.apply(&raftlog.Op{Op: &raftlog.Op_Tick{}}).Code)
+	x.term++
+}
+
+// reborn restores a snapshot of this moment by hand.
+func (x *schedule) reborn() {
+	before := x.s.Fork()
+	x.s = x.s.Reborn("c2", x.s.Clock().Epoch+1)
+	x.base, x.log = x.s.Fork(), nil
+	x.watch.observe(before, x.s, &raftlog.Op{}, &raftlog.Result{})
+	requireConsistent(x.t, x.s)
+	for _, n := range x.s.Nodes() {
+		require.Equal(x.t, raftlog.NodeState_NODE_STATE_FENCED, n.State)
+	}
+	require.Zero(x.t, x.s.leased.Len()+x.s.judged.Len())
+	for _, role := range roleNames() {
+		x.revive(role)
+	}
+	n, _ := x.s.nodes.Get(nodeKey(RoleHost, "host-1"))
+	require.Greater(x.t, n.Fence, before.Clock().NextFence)
+	require.Equal(x.t, x.s.Clock().Epoch, n.Fence>>epochShift)
+}
+
+func roleNames() []string {
+	return []string{RoleHost, RoleEngine, RoleRollout, RoleVerifier, RoleTrainer, RolePublisher}
 }
 
 func (x *schedule) mirrorSome() {
@@ -294,15 +352,18 @@ func TestRandomSchedules(t *testing.T) {
 				c.Evals = []*raftlog.EvalConfig{{Suite: "held-out", Tasks: c.Envs[0].Tasks[:1], Samples: 2, Every: 2}}
 			}
 		})
-		x := &schedule{machine: newMachine(rt), roles: map[string]uint64{}}
+		x := &schedule{machine: newMachineOf(rt, rapid.Int32Range(1, Level).Draw(rt, "level")), roles: map[string]uint64{}}
 		x.rng = rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 2))
 		x.watch = newOracle(rt, x.run)
-		for _, role := range []string{RoleHost, RoleEngine, RoleRollout, RoleVerifier, RoleTrainer, RolePublisher} {
+		for _, role := range roleNames() {
 			x.revive(role)
 		}
 		x.create(c)
 		usual := []func(){x.leaseSome, x.leaseSome, x.sealSome, x.sealSome, x.sealSome, x.leaseJobSome, x.settleSome, x.settleSome, x.settleSome, x.joinSome, x.trainSome, x.publishSome, x.finishSome}
-		rare := []func(){x.failSome, x.controlSome, x.reviveSome, x.passTime, x.fallSilent, x.mirrorSome, x.restart, x.repeat}
+		rare := []func(){x.failSome, x.controlSome, x.reviveSome, x.passTime, x.fallSilent, x.mirrorSome, x.restart, x.repeat, x.newLeader}
+		if x.s.atLeast(2) {
+			rare = append(rare, x.rollBackSome, x.rollBackSome, x.reborn)
+		}
 		fork, was := x.s.Fork(), [][]byte(nil)
 		n := 500 - rapid.IntRange(0, 480).Draw(rt, "left out") // rapid favours small numbers, and short schedules find less
 		for i := range n {
@@ -318,7 +379,7 @@ func TestRandomSchedules(t *testing.T) {
 		}
 		x.silence()
 		require.Equal(rt, was, dump(rt, fork), "a fork changed with its original")
-		x.replay(x.rng.IntN(len(x.log)))
+		x.replay(x.rng.IntN(max(1, len(x.log))))
 	})
 }
 
@@ -338,7 +399,7 @@ func (x *schedule) silence() {
 	}
 	x.watch.done(x.s)
 	require.Zero(x.t, x.s.leased.Len()+x.s.judged.Len()+x.s.queue.Len()+x.s.ready.Len()+x.s.active.Len())
-	require.False(x.t, x.s.Due(x.now+3600*second) && len(x.s.idleClients(x.now+3600*second)) == 0 && !x.anyReady())
+	require.False(x.t, x.s.Due(x.now+3600*second) && len(x.s.idleClients(x.now+3600*second, 1)) == 0 && !x.anyReady())
 }
 
 func (x *schedule) anyReady() bool {

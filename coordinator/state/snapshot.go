@@ -67,6 +67,9 @@ func (s *State) Records(yield func(*raftlog.Record) bool) {
 	s.tokens.Scan(func(_ string, v *raftlog.Token) bool {
 		return put(&raftlog.Record{Record: &raftlog.Record_Token{Token: v}})
 	})
+	s.projects.Scan(func(_ string, v *raftlog.Project) bool {
+		return put(&raftlog.Record{Record: &raftlog.Record_Project{Project: v}})
+	})
 	put(&raftlog.Record{Record: &raftlog.Record_Footer{Footer: &raftlog.Footer{Records: n}}})
 }
 
@@ -125,7 +128,7 @@ func (s *State) load(r *raftlog.Record) error {
 		s.putNode(v.Node)
 	case *raftlog.Record_Group:
 		s.putGroup(v.Group)
-		if e := v.Group.EndedEvent; e > 0 {
+		if e := v.Group.EndedEvent; e > s.clock.Mirrored {
 			s.ended.Set(seqKey(e), groupKey(v.Group.Run, v.Group.Id))
 		}
 	case *raftlog.Record_Episode:
@@ -141,13 +144,15 @@ func (s *State) load(r *raftlog.Record) error {
 	case *raftlog.Record_Eval:
 		s.putEval(v.Eval)
 	case *raftlog.Record_Client:
-		s.clients.Set(v.Client.Id, v.Client)
+		s.putClient(v.Client)
 	case *raftlog.Record_Event:
 		s.outbox.Set(seqKey(v.Event.Seq), v.Event)
 	case *raftlog.Record_Member:
 		s.peers.Set(v.Member.Id, v.Member)
 	case *raftlog.Record_Token:
 		s.tokens.Set(v.Token.Id, v.Token)
+	case *raftlog.Record_Project:
+		s.projects.Set(v.Project.Name, v.Project)
 	default:
 		return fmt.Errorf("state: restore: unknown record: %w", ErrNewer)
 	}

@@ -50,6 +50,12 @@ func restored(t tester, s *State) *State {
 // busy is a state with every kind of record in it.
 func busy(t tester) *machine {
 	m := fleet(t, suite(1, 2), func(c *raftlog.RunConfig) { c.LagMax = 2 })
+	m.run = "gone"
+	m.create(config())
+	m.control("cancel", "")
+	m.mirrorAll()
+	require.Equal(t, raftlog.Code_CODE_OK, m.control("remove", "").Code)
+	m.run = "r"
 	g := m.join()
 	m.evaluate(1)
 	m.complete(4)

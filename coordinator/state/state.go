@@ -46,6 +46,7 @@ type State struct {
 	outbox   table[*raftlog.Event]
 	peers    table[*raftlog.Member]
 	tokens   table[*raftlog.Token]
+	projects table[*raftlog.Project] // of removed runs
 
 	// Derived from the tables, kept by their put functions.
 	queue  set                   // episodes to lease, in the order they are leased
@@ -53,8 +54,9 @@ type State struct {
 	ready  set                   // verify jobs to lease
 	judged set                   // verify jobs under lease
 	active table[*raftlog.Group] // training groups open, complete or assigned
-	ended  table[string]
-	counts map[string]counts // by run
+	ended  table[string]         // groups whose end is not mirrored yet, by the event of it
+	idle   set                   // clients, by when they were seen
+	counts map[string]counts     // by run
 
 	private map[string]*raftlog.Run // runs that the entry being applied has copied
 	noting  bool                    // see Journal
@@ -87,12 +89,14 @@ func (s *State) Fork() *State {
 		outbox:   *s.outbox.Copy(),
 		peers:    *s.peers.Copy(),
 		tokens:   *s.tokens.Copy(),
+		projects: *s.projects.Copy(),
 		queue:    *s.queue.Copy(),
 		leased:   *s.leased.Copy(),
 		ready:    *s.ready.Copy(),
 		judged:   *s.judged.Copy(),
 		active:   *s.active.Copy(),
 		ended:    *s.ended.Copy(),
+		idle:     *s.idle.Copy(),
 		counts:   make(map[string]counts, len(s.counts)),
 		private:  map[string]*raftlog.Run{},
 	}
@@ -114,6 +118,9 @@ func (s *State) Apply(e *raftlog.Entry) []*raftlog.Result {
 	s.notes = s.notes[:0]
 	clock.NowNs = max(clock.NowNs, e.NowNs)
 	stale := e.Term < clock.Term
+	if e.Term > clock.Term && s.atLeast(2) {
+		clock.GraceNs = clock.NowNs + 2*LeaseTTL // holders must find the new leader first
+	}
 	clock.Term = max(clock.Term, e.Term)
 	s.clock = clock
 	results := make([]*raftlog.Result, len(e.Proposals))
@@ -151,7 +158,7 @@ func (s *State) propose(p *raftlog.Proposal) *raftlog.Result {
 	if err != nil {
 		return refuse(raftlog.Code_CODE_INVALID, "result does not encode: "+err.Error())
 	}
-	s.clients.Set(p.Client, &raftlog.Client{Id: p.Client, Seq: p.Seq, Result: b, SeenNs: s.clock.NowNs})
+	s.putClient(&raftlog.Client{Id: p.Client, Seq: p.Seq, Result: b, SeenNs: s.clock.NowNs})
 	return r
 }
 
@@ -203,6 +210,8 @@ func (s *State) operate(op *raftlog.Op) *raftlog.Result {
 		return s.setToken(o.SetToken.GetToken())
 	case *raftlog.Op_RemoveToken:
 		return s.removeToken(o.RemoveToken.GetId())
+	case *raftlog.Op_Rollback:
+		return s.rollback(o.Rollback)
 	case *raftlog.Op_Diverged:
 		return s.diverged(o.Diverged)
 	}
@@ -270,7 +279,9 @@ func (s *State) markMirrored(m *raftlog.Mirrored) *raftlog.Result {
 			break
 		}
 		s.ended.Delete(k)
-		s.forgetGroup(group)
+		if g, is := s.groups.Get(group); is && !s.kept(g) {
+			s.forgetGroup(group)
+		}
 	}
 	return ok()
 }

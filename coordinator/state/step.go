@@ -85,7 +85,7 @@ func (s *State) takeBatch(t *raftlog.TakeBatch) *raftlog.Result {
 	}
 	if st.GangEpoch != t.Epoch {
 		st = proto.CloneOf(st)
-		st.GangEpoch = t.Epoch
+		st.GangEpoch, st.Lineage = t.Epoch, r.Lineage // a rollback may lie between
 		s.putStep(st)
 	}
 	res.Ready = true
@@ -235,7 +235,10 @@ func (s *State) commitStep(c *raftlog.CommitStep) *raftlog.Result {
 	s.emit(c.Run, &raftlog.Event{Event: &raftlog.Event_StepCommitted{StepCommitted: &raftlog.StepCommitted{
 		Step: c.Step, Lineage: r.Lineage, Groups: st.Groups, Manifest: c.Manifest, Ledger: c.Ledger, Metrics: c.Metrics,
 	}}})
+	kept := s.keptFrom(r)
 	s.consume(r, st)
+	r, _ = s.runs.Get(c.Run)
+	s.release(c.Run, kept, min(r.Head, s.keptFrom(r)))
 	s.awaitBatch(c.Run)
 	s.planEvals(c.Run, c.Step+1)
 	s.finish(c.Run)

@@ -13,7 +13,7 @@ import (
 func (s *State) Due(now int64) bool {
 	due := false
 	s.nodes.Scan(func(_ string, n *raftlog.Node) bool {
-		due = n.State != raftlog.NodeState_NODE_STATE_FENCED && n.ExpiryNs <= now
+		due = n.State != raftlog.NodeState_NODE_STATE_FENCED && s.lapsed(n.ExpiryNs, now)
 		return !due
 	})
 	if due {
@@ -23,18 +23,18 @@ func (s *State) Due(now int64) bool {
 		if terminal(r.State) {
 			continue
 		}
-		if s.overdueLease(r, now) || s.batchOverdue(r, now) || s.stuck(r, now) || s.expired(r, now) != nil {
+		if s.overdueLease(r, now) || s.batchOverdue(r, now) || s.stuck(r, now) || s.expired(r, now) != nil || spent(r) != "" {
 			return true
 		}
 	}
-	return len(s.idleClients(now)) > 0 || len(s.expiredTokens(now)) > 0
+	return len(s.idleClients(now, 1)) > 0 || len(s.expiredTokens(now)) > 0
 }
 
 // tick ends what is overdue at the entry's log time.
 func (s *State) tick() *raftlog.Result {
 	now := s.clock.NowNs
 	for _, n := range s.nodes.Values() {
-		if n.State != raftlog.NodeState_NODE_STATE_FENCED && n.ExpiryNs <= now {
+		if n.State != raftlog.NodeState_NODE_STATE_FENCED && s.lapsed(n.ExpiryNs, now) {
 			s.endNodeLeases(n, outcome.LeaseExpired)
 			s.fence(n)
 		}
@@ -52,7 +52,9 @@ func (s *State) tick() *raftlog.Result {
 			s.dropGroup(g, "stale: waited longer than lag.ttl", r.Config.RequeueStale)
 			r, _ = s.runs.Get(r.Id)
 		}
-		if s.stuck(r, now) {
+		if why := spent(r); why != "" {
+			s.endRun(r.Id, raftlog.RunState_RUN_STATE_FAILED, why)
+		} else if s.stuck(r, now) {
 			s.endRun(r.Id, raftlog.RunState_RUN_STATE_FAILED, fmt.Sprintf("no progress for %s; %s", seconds(r.Config.NoProgressNs), s.Why(r.Id)))
 		}
 	}
@@ -61,12 +63,16 @@ func (s *State) tick() *raftlog.Result {
 	return ok()
 }
 
+// lapsed reports whether a lease or a registration is over. After a change of
+// leader none is before the grace has passed.
+func (s *State) lapsed(expiry, now int64) bool { return max(expiry, s.clock.GraceNs) <= now }
+
 // leaseOverdue says why a lease must end, or "" when it need not.
-func leaseOverdue(l *raftlog.Lease, deadline, now int64) outcome.EndReason {
+func (s *State) leaseOverdue(l *raftlog.Lease, deadline, now int64) outcome.EndReason {
 	switch {
 	case l == nil:
 		return ""
-	case l.ExpiryNs <= now:
+	case s.lapsed(l.ExpiryNs, now):
 		return outcome.LeaseExpired
 	case deadline > 0 && l.GrantedNs+deadline <= now:
 		return outcome.PlatformWait
@@ -77,20 +83,20 @@ func leaseOverdue(l *raftlog.Lease, deadline, now int64) outcome.EndReason {
 func (s *State) overdueLease(r *raftlog.Run, now int64) bool {
 	d := r.Config.EpisodeDeadlineNs
 	for _, k := range under(&s.leased, r.Id+"/") {
-		if ep, _ := s.episodes.Get(k); leaseOverdue(ep.Lease, d, now) != "" {
+		if ep, _ := s.episodes.Get(k); s.leaseOverdue(ep.Lease, d, now) != "" {
 			return true
 		}
 	}
 	for _, k := range under(&s.judged, r.Id+"/") {
-		if j, _ := s.jobs.Get(k); leaseOverdue(j.Lease, d, now) != "" {
+		if j, _ := s.jobs.Get(k); s.leaseOverdue(j.Lease, d, now) != "" {
 			return true
 		}
 	}
-	if g, found := s.gangs.Get(r.Id); found && leaseOverdue(g.Lease, 0, now) != "" {
+	if g, found := s.gangs.Get(r.Id); found && s.leaseOverdue(g.Lease, 0, now) != "" {
 		return true
 	}
 	p, found := s.publish.Get(r.Id)
-	return found && leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != ""
+	return found && s.leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != ""
 }
 
 func (s *State) expireLeases(r *raftlog.Run, now int64) {
@@ -100,7 +106,7 @@ func (s *State) expireLeases(r *raftlog.Run, now int64) {
 		if !found || ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED {
 			continue
 		}
-		if why := leaseOverdue(ep.Lease, d, now); why != "" {
+		if why := s.leaseOverdue(ep.Lease, d, now); why != "" {
 			s.loseAttempt(ep, why, "its worker waited for "+ep.WaitsFor)
 			if why == outcome.PlatformWait {
 				s.giveUpEvaluation(ep)
@@ -109,17 +115,17 @@ func (s *State) expireLeases(r *raftlog.Run, now int64) {
 	}
 	for _, k := range under(&s.judged, r.Id+"/") {
 		if j, found := s.jobs.Get(k); found {
-			if why := leaseOverdue(j.Lease, d, now); why != "" {
+			if why := s.leaseOverdue(j.Lease, d, now); why != "" {
 				s.requeueJob(j, string(why), false)
 			}
 		}
 	}
-	if g, found := s.gangs.Get(r.Id); found && leaseOverdue(g.Lease, 0, now) != "" {
+	if g, found := s.gangs.Get(r.Id); found && s.leaseOverdue(g.Lease, 0, now) != "" {
 		g = proto.CloneOf(g)
 		g.Lease = nil
 		s.gangs.Set(r.Id, g)
 	}
-	if p, found := s.publish.Get(r.Id); found && leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != "" {
+	if p, found := s.publish.Get(r.Id); found && s.leaseOverdue(p.Lease, r.Config.PublishDeadlineNs, now) != "" {
 		p = proto.CloneOf(p)
 		p.Lease = nil
 		s.publish.Set(r.Id, p)
@@ -179,21 +185,4 @@ func (s *State) expired(r *raftlog.Run, now int64) *raftlog.Group {
 // stuck is the watchdog of invariant I8: a running run that did not move for its deadline fails.
 func (s *State) stuck(r *raftlog.Run, now int64) bool {
 	return r.State == raftlog.RunState_RUN_STATE_RUNNING && r.Config.NoProgressNs > 0 && r.ProgressNs+r.Config.NoProgressNs <= now
-}
-
-func (s *State) forgetClients(now int64) {
-	for _, id := range s.idleClients(now) {
-		s.clients.Delete(id)
-	}
-}
-
-func (s *State) idleClients(now int64) []string {
-	var out []string
-	s.clients.Scan(func(id string, c *raftlog.Client) bool {
-		if c.SeenNs+clientSession <= now {
-			out = append(out, id)
-		}
-		return true
-	})
-	return out
 }

@@ -35,12 +35,13 @@ func (s *State) versionState(run string, v int64) raftlog.VersionState {
 
 // due returns the version to publish next, or false: the newest committed one
 // that publish.every allows, always the first and the last.
-func due(r *raftlog.Run) (int64, bool) {
+func (s *State) due(r *raftlog.Run) (int64, bool) {
 	v := r.Head
 	if v < r.Config.Steps {
 		v -= v % int64(r.Config.PublishEvery)
 	}
-	return v, v > r.Live && !terminal(r.State)
+	again := v >= 0 && v == r.Live && s.catchingUp(r) // made anew after a rollback
+	return v, (v > r.Live || again) && !terminal(r.State)
 }
 
 // leasePublish gives a publisher the next version to switch the engines to.
@@ -56,7 +57,7 @@ func (s *State) leasePublish(l *raftlog.LeasePublish) *raftlog.Result {
 		if l.Run != "" && l.Run != id {
 			continue
 		}
-		v, is := due(r)
+		v, is := s.due(r)
 		if !is || r.State == raftlog.RunState_RUN_STATE_PAUSED {
 			res.WaitsFor = "a committed version"
 			continue
@@ -121,11 +122,14 @@ func (s *State) finishPublish(f *raftlog.FinishPublish) *raftlog.Result {
 		}
 		s.putNode(e)
 	}
+	kept := s.keptFrom(r)
 	s.update(f.Run, func(r *raftlog.Run) {
 		r.Live = f.Version
 		r.ProgressNs, r.Progress = s.clock.NowNs, fmt.Sprintf("version %d went live", f.Version)
 	})
 	s.versionEvent(f.Run, f.Version, "live", "")
+	r, _ = s.runs.Get(f.Run)
+	s.release(f.Run, kept, min(r.Head, s.keptFrom(r)))
 	return ok()
 }
 
