@@ -37,8 +37,8 @@ func EncodeEntry(e *raftlog.Entry) ([]byte, error) {
 	return b, nil
 }
 
-// CheckEntry verifies the format number and the checksum of a log entry: ErrNewer or ErrDamaged.
-func CheckEntry(b []byte) error {
+// checkEntry verifies the format number and the checksum of a log entry: ErrNewer or ErrDamaged.
+func checkEntry(b []byte) error {
 	switch {
 	case len(b) < entryHeader || b[0] == 0:
 		return fmt.Errorf("fsm: log entry of %d bytes has no header: %w", len(b), ErrDamaged)
@@ -53,7 +53,7 @@ func CheckEntry(b []byte) error {
 // DecodeEntry is the reverse of EncodeEntry. An operation that this binary
 // does not know is ErrNewer: skipping it would let replicas differ.
 func DecodeEntry(b []byte) (*raftlog.Entry, error) {
-	if err := CheckEntry(b); err != nil {
+	if err := checkEntry(b); err != nil {
 		return nil, err
 	}
 	e := &raftlog.Entry{}

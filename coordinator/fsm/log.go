@@ -93,8 +93,9 @@ func logError(dir string, err error) error {
 // Close closes the log and its metadata, which the library leaves open.
 func (l *Log) Close() error { return errors.Join(l.WAL.Close(), l.meta.Close()) }
 
-// CheckLog reads every entry after a snapshot and verifies index, term and
-// checksum, so that damage is a sentence at start-up and not a panic later.
+// CheckLog reads every entry after a snapshot and verifies index, term,
+// checksum and that its operations are known, so that damage and a newer
+// version's log are a sentence at start-up, before anything is written.
 func CheckLog(l raft.LogStore, snapshot uint64) error {
 	first, err := l.FirstIndex()
 	if err != nil {
@@ -123,7 +124,7 @@ func CheckLog(l raft.LogStore, snapshot uint64) error {
 		if entry.Type != raft.LogCommand {
 			continue
 		}
-		if err := CheckEntry(entry.Data); err != nil {
+		if _, err := DecodeEntry(entry.Data); err != nil {
 			return fmt.Errorf("fsm: check log: entry %d: %w", i, err)
 		}
 	}
