@@ -32,6 +32,7 @@ type machine struct {
 	watch *oracle
 
 	forked bool             // bare forks the state after every command
+	follow follower         // keeps up with the journal when set
 	base   *State           // what log begins with; nil is New
 	log    []*raftlog.Entry // all that was applied since watch is set
 }
@@ -96,7 +97,13 @@ func (m *machine) propose(p *raftlog.Proposal) *raftlog.Result {
 	m.t.Helper()
 	before := m.s.Fork()
 	entry := &raftlog.Entry{NowNs: m.now, Term: m.term, Proposals: []*raftlog.Proposal{p}}
+	if m.follow != nil {
+		m.s.Journal(true)
+	}
 	res := m.s.Apply(entry)
+	if m.follow != nil {
+		m.follow.apply(m.s.Changed())
+	}
 	require.Len(m.t, res, 1)
 	if m.watch != nil || p.Op.GetIdentify() != nil {
 		m.log = append(m.log, entry)

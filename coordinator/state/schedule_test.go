@@ -293,7 +293,7 @@ func (x *schedule) newLeader() {
 func (x *schedule) reborn() {
 	before := x.s.Fork()
 	x.s = x.s.Reborn("c2", x.s.Clock().Epoch+1)
-	x.base, x.log = x.s.Fork(), nil
+	x.base, x.log, x.follow = x.s.Fork(), nil, follow(x.s)
 	x.watch.observe(before, x.s, &raftlog.Op{}, &raftlog.Result{})
 	requireConsistent(x.t, x.s)
 	for _, n := range x.s.Nodes() {
@@ -366,7 +366,11 @@ func TestRandomSchedules(t *testing.T) {
 		}
 		fork, was := x.s.Fork(), [][]byte(nil)
 		n := 500 - rapid.IntRange(0, 480).Draw(rt, "left out") // rapid favours small numbers, and short schedules find less
+		x.follow = follow(x.s)
 		for i := range n {
+			if i%50 == 0 {
+				x.follow.requireEqual(rt, follow(x.s))
+			}
 			if i == n/2 {
 				fork = x.s.Fork()
 				was = dump(rt, fork)
@@ -378,6 +382,7 @@ func TestRandomSchedules(t *testing.T) {
 			}
 		}
 		x.silence()
+		x.follow.requireEqual(rt, follow(x.s))
 		require.Equal(rt, was, dump(rt, fork), "a fork changed with its original")
 		x.replay(x.rng.IntN(max(1, len(x.log))))
 	})
