@@ -9,6 +9,9 @@ import (
 
 	"github.com/hashicorp/raft"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/rlfleet/rlfleet/coordinator/state"
 )
 
 // ManifestStore is where the mirror writes; an ObjectStore with a small adapter
@@ -53,6 +56,19 @@ type Config struct {
 	Servers   []raft.Server
 	Election  time.Duration
 
+	// Cluster marks one of several nodes: a new directory waits until Init makes
+	// it the first of a cluster or Join adds it to one, and Open does not wait
+	// for a leader. Address is where the others and clients reach its RPCs, Dial
+	// how it reaches theirs.
+	Cluster bool
+	Address string
+	Dial    []grpc.DialOption
+
+	// Authenticate returns what lets callers of the RPCs in; nil is nothing, and
+	// then the node serves Unix sockets and loopback addresses only.
+	Authenticate func(*Node) []grpc.ServerOption
+
+	level  int32                             // of the commands it knows; a test's older node
 	faults func(raft.LogStore) raft.LogStore // a test's bad disk
 	memory func() logStore                   // a test's log, in place of the write-ahead log
 }
@@ -65,7 +81,7 @@ func DefaultConfig(dir string) Config {
 		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, InFlight: 4, MaxMessage: 16 << 20, Patience: mostPatience,
 		Tick: 250 * time.Millisecond, MirrorEvery: 250 * time.Millisecond, StartTimeout: time.Minute,
 		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240,
-		Election: 50 * time.Millisecond,
+		Election: 50 * time.Millisecond, level: state.Level,
 	}
 }
 
@@ -88,6 +104,7 @@ func (c Config) Validate() error {
 	need(c.SegmentBytes >= 64<<10, "SegmentBytes must be at least 64 KiB")
 	need(c.SnapshotAfter > 0, "SnapshotAfter must be at least 1")
 	need(c.Election >= 10*time.Millisecond, "Election must be at least 10 ms")
+	need(!c.Cluster || c.Address != "" && c.Transport != nil, "a node of a cluster needs an Address and a Transport")
 	need(c.Transport != nil || len(c.Servers) <= 1, "several Servers need a Transport")
 	if len(errs) > 0 {
 		return fmt.Errorf("coordinator: config: %w", errors.Join(errs...))

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hashicorp/raft"
+
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -40,27 +42,42 @@ func (n *Node) currentReign() (*reign, error) {
 	return nil, ErrNotLeader
 }
 
+// interlude is something to be done between two reigns of the same leader.
+type interlude struct {
+	do   func() error
+	done chan error // capacity 1
+}
+
 // lead follows raft's notifications. Raft blocks on them, so nothing here waits long.
 func (n *Node) lead() {
 	var wg sync.WaitGroup
 	end := func() {}
 	defer func() { end() }()
+	begin := func() {
+		ctx, cancel := context.WithCancel(n.stopping)
+		wg.Go(func() { n.rule(ctx) })
+		end = func() {
+			cancel()
+			n.reign.Store(nil)
+			wg.Wait()
+			n.reign.Store(nil) // a barrier that was just then answered
+			n.queue.release()
+			end = func() {}
+		}
+	}
 	for {
 		select {
 		case leads := <-n.notify:
 			n.metrics.leaders.Inc()
 			end()
-			end = func() {}
 			if leads {
-				ctx, cancel := context.WithCancel(n.stopping)
-				wg.Go(func() { n.rule(ctx) })
-				end = func() {
-					cancel()
-					n.reign.Store(nil)
-					wg.Wait()
-					n.reign.Store(nil) // a barrier that was just then answered
-					n.queue.release()
-				}
+				begin()
+			}
+		case i := <-n.between:
+			end()
+			i.done <- i.do()
+			if n.raft.State() == raft.Leader {
+				begin()
 			}
 		case <-n.stopping.Done():
 			return
@@ -72,11 +89,16 @@ func (n *Node) lead() {
 func (n *Node) rule(ctx context.Context) {
 	if err := n.barrier(ctx); err != nil {
 		if ctx.Err() == nil {
-			n.cfg.Logger.Warn("leadership is given back", "error", err)
-			if err := n.answer(n.raft.LeadershipTransfer()); err != nil {
-				n.cfg.Logger.Warn("leadership could not be given back", "error", err)
-			}
+			n.giveBack(err)
 		}
+		return
+	}
+	var beyond map[string]uint64
+	alone := len(n.servers()) == 1
+	if alone { // with others, the log is on a majority of disks and leading must not wait for the store
+		beyond = n.compareStore(ctx)
+	}
+	if n.Err() != nil || ctx.Err() != nil {
 		return
 	}
 	clock, _, _ := n.fsm.Progress()
@@ -84,27 +106,49 @@ func (n *Node) rule(ctx context.Context) {
 	if r.base == 0 {
 		r.base = r.at.UnixNano() // a new cluster starts at a readable time; 0 means "never" in records
 	}
-	n.compareStore(ctx, clock)
-	if n.Err() != nil || ctx.Err() != nil {
-		return
-	}
 	n.reign.Store(r)
 	n.cfg.Logger.Info("this node leads", "node", n.cfg.Node, "term", r.term)
+	if err := n.identify(ctx); err != nil && ctx.Err() == nil {
+		n.giveBack(err)
+		return
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { n.tick(ctx) })
-	wg.Go(func() { n.mirror.run(ctx, n.housekeep) })
+	wg.Go(func() {
+		if !alone {
+			beyond = n.compareStore(ctx)
+		}
+		for run, stored := range beyond {
+			if err := n.diverged(ctx, run, stored); err != nil && ctx.Err() == nil {
+				n.cfg.Logger.Warn("a run that was restored could not be ended", "run", run, "error", err)
+			}
+		}
+		n.mirror.run(ctx, n.housekeep)
+	})
 	wg.Wait()
+}
+
+// giveBack hands leadership to another node: one whose loops do not run must not lead (nomad#3890).
+func (n *Node) giveBack(why error) {
+	n.cfg.Logger.Warn("leadership is given back", "error", why)
+	n.reign.Store(nil)
+	if err := n.answer(n.raft.LeadershipTransfer()); err != nil {
+		n.cfg.Logger.Warn("leadership could not be given back", "error", err)
+	}
 }
 
 // compareStore ends the node when the store has events that its log has not:
 // only committed ones are mirrored, so the log has lost entries that were
 // acknowledged, and going on would make a second history beside the first.
-func (n *Node) compareStore(ctx context.Context, clock *raftlog.Clock) {
+// Where a snapshot was restored since those events were written it returns the
+// runs they are of, with the last event of each.
+func (n *Node) compareStore(ctx context.Context) map[string]uint64 {
 	if n.cfg.Mirror == nil {
-		return
+		return nil
 	}
-	last := clock.GetNextEvent() - 1
-	s, _, _ := n.fsm.View()
+	s, _ := n.Stale()
+	last, epoch := s.Clock().GetNextEvent()-1, s.Clock().GetEpoch()
+	beyond := map[string]uint64{}
 	for _, r := range s.Runs() {
 		end, err := chainEnd(ctx, n.cfg.Mirror, r.Id)
 		for pause := mirrorBackoff; err != nil && ctx.Err() == nil; pause = min(2*pause, mirrorPause) {
@@ -115,11 +159,16 @@ func (n *Node) compareStore(ctx context.Context, clock *raftlog.Clock) {
 			}
 			end, err = chainEnd(ctx, n.cfg.Mirror, r.Id)
 		}
-		if err == nil && end > last {
-			n.fail(fmt.Errorf("coordinator: open %s: the log ends with event %d and the store has event %d of run %s: %w", n.cfg.Dir, last, end, r.Id, fsm.ErrDamaged))
-			return
+		switch {
+		case err != nil || end.Last <= last:
+		case end.Epoch < epoch:
+			beyond[r.Id] = end.Last
+		default:
+			n.fail(fmt.Errorf("coordinator: open %s: the log ends with event %d and the store has event %d of run %s: %w", n.cfg.Dir, last, end.Last, r.Id, fsm.ErrDamaged))
+			return nil
 		}
 	}
+	return beyond
 }
 
 // barrier waits until everything acknowledged earlier is applied. A single
@@ -130,7 +179,7 @@ func (n *Node) barrier(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil || n.Err() != nil {
 			return errors.Join(err, ctx.Err(), n.Err())
 		}
-		if len(n.raft.GetConfiguration().Configuration().Servers) > 1 {
+		if len(n.servers()) > 1 {
 			return fmt.Errorf("coordinator: barrier: %w", err)
 		}
 		select {
@@ -154,7 +203,11 @@ func (n *Node) tick(ctx context.Context) {
 		if err != nil {
 			continue
 		}
-		if s, _, _ := n.fsm.View(); !s.Due(r.now()) {
+		s, _ := n.Stale()
+		if err := n.raiseLevel(ctx, s); err != nil && ctx.Err() == nil {
+			n.cfg.Logger.Warn("the level of commands could not be raised", "error", err)
+		}
+		if !s.Due(r.now()) {
 			continue
 		}
 		if err := n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_Tick{Tick: &raftlog.Tick{}}}); err != nil && ctx.Err() == nil {

@@ -19,7 +19,8 @@ import (
 type manifest struct {
 	First  uint64            `json:"first"`
 	Last   uint64            `json:"last"`
-	Prev   uint64            `json:"prev"` // Last of the run's object before; 0 in the first
+	Prev   uint64            `json:"prev"`            // Last of the run's object before; 0 in the first
+	Epoch  uint64            `json:"epoch,omitempty"` // snapshots restored by hand before it was written
 	Events []json.RawMessage `json:"events"`
 }
 
@@ -30,8 +31,8 @@ func ManifestKey(run string, first uint64) string {
 
 func manifestPrefix(run string) string { return run + "/manifest/" }
 
-func newManifest(prev uint64, events []*raftlog.Event) (*manifest, error) {
-	m := &manifest{First: events[0].Seq, Last: events[len(events)-1].Seq, Prev: prev}
+func newManifest(prev, epoch uint64, events []*raftlog.Event) (*manifest, error) {
+	m := &manifest{First: events[0].Seq, Last: events[len(events)-1].Seq, Prev: prev, Epoch: epoch}
 	for _, e := range events {
 		b, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(e)
 		if err != nil {
@@ -65,11 +66,11 @@ func readManifest(ctx context.Context, s ManifestStore, key string) (*manifest, 
 	return m, nil
 }
 
-// chainEnd returns the last event of a run that is in the store, 0 when none is.
-func chainEnd(ctx context.Context, s ManifestStore, run string) (uint64, error) {
+// chainEnd returns the last object of a run that is in the store, an empty one when none is.
+func chainEnd(ctx context.Context, s ManifestStore, run string) (*manifest, error) {
 	keys, err := s.Keys(ctx, manifestPrefix(run))
 	if err != nil {
-		return 0, fmt.Errorf("coordinator: list manifest of %s: %w", run, err)
+		return nil, fmt.Errorf("coordinator: list manifest of %s: %w", run, err)
 	}
 	for i := len(keys) - 1; i >= 0; i-- {
 		name := strings.TrimSuffix(strings.TrimPrefix(keys[i], manifestPrefix(run)), ".json")
@@ -78,11 +79,11 @@ func chainEnd(ctx context.Context, s ManifestStore, run string) (uint64, error) 
 		}
 		m, err := readManifest(ctx, s, keys[i])
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		return m.Last, nil
+		return m, nil
 	}
-	return 0, nil
+	return &manifest{}, nil
 }
 
 // errOtherHistory is seen by people only: nothing but another storage helps.

@@ -119,7 +119,7 @@ func (m *mirror) round(ctx context.Context, ends map[string]uint64, commit func(
 		byRun[e.Run] = append(byRun[e.Run], e)
 	}
 	for _, run := range order {
-		if err := m.write(ctx, run, byRun[run], ends); err != nil {
+		if err := m.write(ctx, run, byRun[run], s.Clock().GetEpoch(), ends); err != nil {
 			return err
 		}
 	}
@@ -132,19 +132,19 @@ func (m *mirror) round(ctx context.Context, ends map[string]uint64, commit func(
 }
 
 // write appends a run's events to its chain of objects, after what is there already.
-func (m *mirror) write(ctx context.Context, run string, events []*raftlog.Event, ends map[string]uint64) error {
+func (m *mirror) write(ctx context.Context, run string, events []*raftlog.Event, epoch uint64, ends map[string]uint64) error {
 	if events[0].GetRunCreated() != nil {
 		delete(ends, run) // a name may come back after its run was removed
 	}
 	if _, known := ends[run]; !known {
 		end, err := chainEnd(ctx, m.store, run)
-		if err == nil && end > 0 {
-			err = sameHistory(ctx, m.store, run, events[0], end)
+		if err == nil && end.Last > 0 {
+			err = sameHistory(ctx, m.store, run, events[0], end.Last)
 		}
 		if err != nil {
 			return err
 		}
-		ends[run] = end
+		ends[run] = end.Last
 	}
 	for {
 		for len(events) > 0 && events[0].Seq <= ends[run] { // written before a crash, or by another leader
@@ -154,7 +154,7 @@ func (m *mirror) write(ctx context.Context, run string, events []*raftlog.Event,
 			return nil
 		}
 		part := events[:min(len(events), mirrorObject)]
-		o, err := newManifest(ends[run], part)
+		o, err := newManifest(ends[run], epoch, part)
 		if err != nil {
 			return err
 		}

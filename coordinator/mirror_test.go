@@ -171,7 +171,7 @@ func TestMirrorContinuesAfterACrash(t *testing.T) {
 	b.mirror.fsm = fsm.New(b.state, 0, nil)
 
 	t.Run("same process", func(t *testing.T) { // knows nothing of what it wrote, the key tells
-		require.NoError(t, b.write(t.Context(), "a", onlyRun(b.state.Outbox(100), "a"), map[string]uint64{"a": 0}))
+		require.NoError(t, b.write(t.Context(), "a", onlyRun(b.state.Outbox(100), "a"), 0, map[string]uint64{"a": 0}))
 		require.Len(t, b.store.events(t, "a"), len(onlyRun(b.state.Outbox(100), "a")))
 	})
 	t.Run("next leader", func(t *testing.T) {
@@ -199,7 +199,7 @@ func TestMirrorRefusesAnotherHistory(t *testing.T) {
 			for _, run := range runs {
 				b.apply(t, createRun(run))
 			}
-			require.ErrorIs(t, b.write(t.Context(), "r", onlyRun(b.state.Outbox(9), "r"), map[string]uint64{}), errOtherHistory)
+			require.ErrorIs(t, b.write(t.Context(), "r", onlyRun(b.state.Outbox(9), "r"), 0, map[string]uint64{}), errOtherHistory)
 			require.Len(t, b.store.events(t, "r"), 1)
 		})
 	}
@@ -235,7 +235,7 @@ func TestMirrorSplitsLargeRounds(t *testing.T) {
 	for i := range events {
 		events[i] = &raftlog.Event{Seq: uint64(3*i + 1), Run: "r"}
 	}
-	require.NoError(t, m.write(t.Context(), "r", events, map[string]uint64{}))
+	require.NoError(t, m.write(t.Context(), "r", events, 0, map[string]uint64{}))
 	require.Len(t, store.objects, 3)
 	require.Len(t, store.events(t, "r"), len(events))
 }
@@ -244,7 +244,7 @@ func TestMirrorRefusesAForeignObject(t *testing.T) {
 	store := newMemoryStore()
 	store.objects[ManifestKey("r", 1)] = []byte("{}")
 	m := &mirror{store: store}
-	err := m.write(t.Context(), "r", []*raftlog.Event{{Seq: 1, Run: "r"}}, map[string]uint64{"r": 0})
+	err := m.write(t.Context(), "r", []*raftlog.Event{{Seq: 1, Run: "r"}}, 0, map[string]uint64{"r": 0})
 	require.ErrorContains(t, err, "holds no events")
 }
 

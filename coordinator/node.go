@@ -37,6 +37,11 @@ type Node struct {
 	mirror  *mirror
 	notify  chan bool
 	reign   atomic.Pointer[reign]
+	between chan interlude
+
+	transport raft.Transport
+	others    *others
+	change    sync.Mutex // held while the cluster's configuration is changed
 
 	stopping context.Context // ends when Close begins
 	stop     context.CancelFunc
@@ -46,10 +51,10 @@ type Node struct {
 	done     chan struct{}  // closed when the node cannot go on
 	gone     chan struct{}  // closed when raft has ended
 
-	mu      sync.Mutex // guards err, closed, servers
-	err     error
-	closed  bool
-	servers []*grpc.Server
+	mu     sync.Mutex // guards err, closed, grpc and dir's record of the cluster
+	err    error
+	closed bool
+	grpc   []*grpc.Server
 }
 
 // Open starts a node and returns when it leads and has applied everything it
@@ -65,7 +70,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n := &Node{
 		cfg: cfg, metrics: newMetrics(), dir: dir,
-		notify: make(chan bool, 16), done: make(chan struct{}), gone: make(chan struct{}),
+		notify: make(chan bool, 16), between: make(chan interlude), others: &others{dial: cfg.Dial}, done: make(chan struct{}), gone: make(chan struct{}),
 	}
 	n.stopping, n.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.open(); err != nil {
@@ -74,7 +79,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	}
 	n.start()
 	err = n.expose()
-	if err == nil {
+	if err == nil && !cfg.Cluster {
 		err = n.ready(ctx)
 	}
 	if err != nil {
@@ -96,7 +101,7 @@ func (n *Node) open() error {
 	if err := n.openLog(logger.Named("wal")); err != nil {
 		return err
 	}
-	if err := fsm.CheckLog(n.log, from.Index); err != nil {
+	if err := from.Prepare(n.log); err != nil {
 		return err
 	}
 	if err := n.dir.Opened(); err != nil {
@@ -118,23 +123,29 @@ func (n *Node) open() error {
 	}
 	rc := n.cfg.raft(n.notify)
 	rc.Logger = logger.Named("raft")
-	transport := n.cfg.Transport
-	if transport == nil {
-		_, transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.Node))
+	n.transport = n.cfg.Transport
+	if n.transport == nil {
+		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.Node))
 	}
-	if err := n.bootstrap(rc, snaps, transport, from); err != nil {
+	if err := checkCluster(n.dir, from.State); err != nil {
+		return err
+	}
+	if err := n.bootstrap(rc, snaps, from); err != nil {
 		return err
 	}
 	n.fsm = fsm.New(from.State, from.Index, n.metrics.observeApply)
-	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, snaps, transport); err != nil {
+	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, snaps, n.transport); err != nil {
 		return fmt.Errorf("coordinator: start raft: %w: %w", err, fsm.ErrDamaged)
+	}
+	if t, is := n.transport.(*Transport); is {
+		t.introduce(n)
 	}
 	return nil
 }
 
 // bootstrap writes the first configuration of a new directory. A directory
 // that has a term and neither log nor snapshot has lost its log.
-func (n *Node) bootstrap(rc *raft.Config, snaps raft.SnapshotStore, t raft.Transport, from fsm.Loaded) error {
+func (n *Node) bootstrap(rc *raft.Config, snaps raft.SnapshotStore, from fsm.Loaded) error {
 	last, err := n.log.LastIndex()
 	if err != nil {
 		return fmt.Errorf("coordinator: read log: %w: %w", err, fsm.ErrDamaged)
@@ -143,17 +154,17 @@ func (n *Node) bootstrap(rc *raft.Config, snaps raft.SnapshotStore, t raft.Trans
 	if err != nil {
 		return fmt.Errorf("coordinator: read log: %w: %w", err, fsm.ErrDamaged)
 	}
-	if exists && last == 0 && from.ID == "" {
+	if joins := n.cfg.Cluster && !n.dir.Held(); exists && last == 0 && from.ID == "" && !joins {
 		return fmt.Errorf("coordinator: open %s: the log is empty but the node has run before: %w", n.cfg.Dir, fsm.ErrDamaged)
 	}
-	if exists {
+	if exists || n.cfg.Cluster {
 		return nil
 	}
 	servers := n.cfg.Servers
 	if servers == nil {
-		servers = []raft.Server{{ID: rc.LocalID, Address: t.LocalAddr()}}
+		servers = []raft.Server{{ID: rc.LocalID, Address: n.transport.LocalAddr()}}
 	}
-	if err := raft.BootstrapCluster(rc, n.guard, n.guard, snaps, t, raft.Configuration{Servers: servers}); err != nil {
+	if err := raft.BootstrapCluster(rc, n.guard, n.guard, snaps, n.transport, raft.Configuration{Servers: servers}); err != nil {
 		return fmt.Errorf("coordinator: bootstrap: %w: %w", err, fsm.ErrOpenFailed)
 	}
 	return nil
@@ -168,6 +179,9 @@ func (n *Node) start() {
 	n.work.Go(func() { n.hub.run(n.stopping) })
 	n.work.Go(n.lead)
 	n.work.Go(n.watchMachine)
+	if n.cfg.Cluster {
+		n.work.Go(func() { n.announce(n.stopping) })
+	}
 }
 
 // expose adds the node's metrics to the caller's.
@@ -222,7 +236,7 @@ func (n *Node) ready(ctx context.Context) error {
 	poll := time.NewTicker(2 * time.Millisecond)
 	defer poll.Stop()
 	for {
-		if _, err := n.currentReign(); err == nil {
+		if _, err := n.currentReign(); err == nil && n.cluster() != "" { // it has begun to lead
 			return nil
 		}
 		if _, id := n.raft.LeaderWithID(); id != "" && string(id) != n.cfg.Node {
@@ -349,7 +363,7 @@ func (n *Node) Close() error {
 		return nil
 	}
 	n.closed = true
-	servers := n.servers
+	servers := n.grpc
 	n.mu.Unlock()
 
 	n.flush()
@@ -358,6 +372,9 @@ func (n *Node) Close() error {
 	n.stop()
 	close(n.guard.ending)
 	err := n.raft.Shutdown().Error()
+	if c, is := n.transport.(raft.WithClose); is {
+		err = errors.Join(err, c.Close())
+	}
 	close(n.gone)
 	n.flow.Wait()
 	n.work.Wait()
@@ -372,7 +389,7 @@ func (n *Node) Close() error {
 	if err != nil {
 		err = fmt.Errorf("coordinator: close: %w", err)
 	}
-	return errors.Join(err, n.markClosed(), n.closeStorage())
+	return errors.Join(err, n.others.close(), n.markClosed(), n.closeStorage())
 }
 
 // flush waits until the store has every event, unless it fails or takes too long: the next start goes on.

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
@@ -19,6 +20,7 @@ var (
 	ErrStopped   = errors.New("the node is stopped")
 	ErrInvalid   = errors.New("the request is not valid")
 	ErrNotFound  = errors.New("no such run")
+	ErrLevel     = errors.New("upgrade the other nodes first")
 	ErrUnknown   = errors.New("it is not known whether the proposal was committed: repeat it with the same client and sequence")
 )
 
@@ -51,6 +53,13 @@ var outcomes = []struct {
 	{ErrQueueFull, Rejected, pb.Reason_REASON_QUEUE_FULL, codes.ResourceExhausted},
 	{ErrStopped, Rejected, pb.Reason_REASON_STOPPED, codes.Unavailable},
 	{ErrInvalid, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
+	{ErrCluster, Rejected, pb.Reason_REASON_INVALID, codes.FailedPrecondition},
+	{ErrNoMember, Rejected, pb.Reason_REASON_NOT_FOUND, codes.NotFound},
+	{ErrLevel, Rejected, pb.Reason_REASON_LEVEL, codes.FailedPrecondition},
+	{fsm.ErrNotOurs, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
+	{fsm.ErrCut, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
+	{fsm.ErrDamaged, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
+	{fsm.ErrNewer, Rejected, pb.Reason_REASON_INVALID, codes.FailedPrecondition},
 	{ErrNotFound, Rejected, pb.Reason_REASON_NOT_FOUND, codes.NotFound},
 	{raft.ErrLeadershipLost, Unknown, pb.Reason_REASON_UNKNOWN_OUTCOME, codes.Unknown},
 	{raft.ErrAbortedByRestore, Unknown, pb.Reason_REASON_UNKNOWN_OUTCOME, codes.Unknown},
@@ -72,9 +81,9 @@ func Classify(err error) Class {
 // retryAfter is what a full queue asks of its callers: several entries leave it in that time.
 const retryAfter = 20 * time.Millisecond
 
-// statusOf turns an error into a gRPC status with a Refusal. leader may be empty.
-func statusOf(err error, leader string) error {
-	code, detail := codes.Unknown, &pb.Refusal{Reason: pb.Reason_REASON_UNKNOWN_OUTCOME, Leader: leader}
+// statusOf turns an error into a gRPC status with a Refusal. leader and its address may be empty.
+func statusOf(err error, leader, address string) error {
+	code, detail := codes.Unknown, &pb.Refusal{Reason: pb.Reason_REASON_UNKNOWN_OUTCOME, Leader: leader, LeaderAddress: address}
 	for _, o := range outcomes {
 		if errors.Is(err, o.err) {
 			code, detail.Reason = o.code, o.reason

@@ -135,7 +135,7 @@ func TestQueueFull(t *testing.T) {
 	_, err := q.propose(t.Context(), &raftlog.Proposal{Client: "x", Seq: 1, Op: registerOp("h")})
 	require.ErrorIs(t, err, ErrQueueFull)
 	require.Equal(t, Rejected, Classify(err))
-	s := status.Convert(statusOf(err, ""))
+	s := status.Convert(statusOf(err, "", ""))
 	require.Equal(t, codes.ResourceExhausted, s.Code())
 	require.Positive(t, s.Details()[0].(*pb.Refusal).RetryAfterNs)
 	e.answered <- nil
@@ -235,7 +235,7 @@ func TestOutcomeTable(t *testing.T) {
 		t.Run(c.err.Error(), func(t *testing.T) {
 			err := fmt.Errorf("coordinator: propose: %w", c.err)
 			require.Equal(t, c.class, Classify(err))
-			s := status.Convert(statusOf(err, "n2"))
+			s := status.Convert(statusOf(err, "n2", ""))
 			require.Equal(t, c.code, s.Code())
 			require.Equal(t, c.reason, s.Details()[0].(*pb.Refusal).Reason)
 			require.Equal(t, "n2", s.Details()[0].(*pb.Refusal).Leader)

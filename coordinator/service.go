@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,24 +19,29 @@ import (
 // ErrExposed refuses to listen where others could reach an unauthenticated service.
 var ErrExposed = errors.New("connections are not authenticated: listen on a Unix socket or a loopback address")
 
-// Serve answers RPCs on a Unix socket, a loopback address or an in-memory
-// listener until the node closes, and closes the listener.
+// Serve answers RPCs until the node closes, and closes the listener. Without
+// Config.Authenticate that is a Unix socket, a loopback address or one in memory.
 func (n *Node) Serve(l net.Listener) error {
-	if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+	if a, ok := l.Addr().(*net.TCPAddr); ok && n.cfg.Authenticate == nil && !a.IP.IsLoopback() {
 		return errors.Join(fmt.Errorf("coordinator: serve on %s: %w", a, ErrExposed), l.Close())
 	}
-	s := grpc.NewServer(
+	var options []grpc.ServerOption
+	if n.cfg.Authenticate != nil {
+		options = n.cfg.Authenticate(n)
+	}
+	s := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(n.cfg.MaxMessage), grpc.MaxSendMsgSize(n.cfg.MaxMessage),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 20 * time.Second, Timeout: 10 * time.Second}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
-	)
+	)...)
 	pb.RegisterCoordinatorServer(s, n.Service())
+	pb.RegisterClusterServer(s, clusterService{node: n})
 	n.mu.Lock()
 	if n.closed {
 		n.mu.Unlock()
 		return errors.Join(fmt.Errorf("coordinator: serve: %w", ErrStopped), l.Close())
 	}
-	n.servers = append(n.servers, s)
+	n.grpc = append(n.grpc, s)
 	n.mu.Unlock()
 	if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		return fmt.Errorf("coordinator: serve: %w", err)
@@ -51,9 +57,17 @@ type service struct {
 	node *Node
 }
 
-func (s service) refuse(err error) error {
-	_, leader := s.node.raft.LeaderWithID()
-	return statusOf(err, string(leader))
+func (s service) refuse(err error) error { return s.node.refuse(err) }
+
+// refuse turns an error into a status that names the leader.
+func (n *Node) refuse(err error) error {
+	_, leader := n.raft.LeaderWithID()
+	address := ""
+	if leader != "" && errors.Is(err, ErrNotLeader) {
+		st, _ := n.Stale()
+		address = st.Member(string(leader)).GetAddress()
+	}
+	return statusOf(err, string(leader), address)
 }
 
 // Propose implements the RPC. Housekeeping is the leader's own and is not taken from clients.
@@ -65,8 +79,12 @@ func (s service) Propose(ctx context.Context, p *raftlog.Proposal) (*raftlog.Res
 		return nil, s.refuse(fmt.Errorf("coordinator: propose: the operation is unknown to this version: %w", ErrInvalid))
 	}
 	switch p.Op.Op.(type) {
-	case *raftlog.Op_Tick, *raftlog.Op_Mirrored:
+	case *raftlog.Op_Tick, *raftlog.Op_Mirrored, *raftlog.Op_Identify, *raftlog.Op_RemoveMember, *raftlog.Op_Diverged:
 		return nil, s.refuse(fmt.Errorf("coordinator: propose: only the leader itself may do this: %w", ErrInvalid))
+	}
+	_, about := p.Op.Op.(*raftlog.Op_SetMember) // it is what levels are found from
+	if known := max(1, s.node.level()); !about && state.LevelOf(p.Op) > known {
+		return nil, s.refuse(fmt.Errorf("coordinator: propose: not all nodes know this command: the cluster is at level %d: %w", known, ErrLevel))
 	}
 	r, err := s.node.Propose(ctx, p)
 	if err != nil {
@@ -156,8 +174,9 @@ func (n *Node) Status() *pb.StatusResponse {
 	lag := n.MirrorLag()
 	r := &pb.StatusResponse{
 		Node: n.cfg.Node, State: n.role(), Leader: string(leader), Term: n.raft.CurrentTerm(),
-		Applied: index, Commit: n.raft.CommitIndex(), NowNs: clock.GetNowNs(), Queue: int32(len(n.queue.in)),
+		Applied: max(index, n.raft.AppliedIndex()), Commit: n.raft.CommitIndex(), NowNs: clock.GetNowNs(), Queue: int32(len(n.queue.in)),
 		Mirror: &pb.MirrorStatus{Waiting: lag.Waiting}, Version: n.cfg.Version,
+		Cluster: n.cluster(), Epoch: clock.GetEpoch(), Level: n.cfg.level, Raft: string(n.transport.LocalAddr()), Address: n.cfg.Address,
 	}
 	if reign := n.reign.Load(); reign != nil {
 		r.NowNs = max(r.NowNs, reign.now())
@@ -180,10 +199,10 @@ func (n *Node) role() string {
 	case errors.Is(err, ErrStarting):
 		return "starting"
 	}
-	if n.raft.State().String() == "Candidate" {
-		return "candidate"
+	if n.cluster() == "" {
+		return "new"
 	}
-	return "follower"
+	return strings.ToLower(n.raft.State().String())
 }
 
 func (l Lag) sentence() string {

@@ -37,6 +37,12 @@ type Info struct {
 	Format int    `json:"format"`
 	Node   string `json:"node"`
 	By     string `json:"by"` // version of the binary that made it
+
+	// Cluster is the id of the cluster the node belongs to; empty while it waits for one.
+	Cluster string `json:"cluster,omitempty"`
+
+	// Holds is set once the log holds entries: from then on an empty log is a lost one.
+	Holds bool `json:"holds,omitempty"`
 }
 
 // Create locks the data directory of a node, making it when it is not there.
@@ -112,6 +118,40 @@ func (d *Dir) readInfo() (bool, error) {
 	return found, nil
 }
 
+// Cluster returns the id of the cluster that the node belongs to, empty while it waits for one.
+func (d *Dir) Cluster() string { return d.info.Cluster }
+
+// SetCluster notes durably which cluster the node belongs to. It never changes: ErrOtherCluster.
+func (d *Dir) SetCluster(id string) error {
+	if d.info.Cluster == id {
+		return nil
+	}
+	if d.info.Cluster != "" {
+		return fmt.Errorf("fsm: open %s: made for cluster %s, not %s: %w", d.path, d.info.Cluster, id, ErrOtherCluster)
+	}
+	info := d.info
+	info.Cluster = id
+	if err := writeJSON(d.path, versionName, info); err != nil {
+		return err
+	}
+	d.info = info
+	return nil
+}
+
+// Held reports whether the log has ever held entries, as far as SetHeld was told.
+func (d *Dir) Held() bool { return d.info.Holds }
+
+// SetHeld notes durably that the log holds entries.
+func (d *Dir) SetHeld() error {
+	info := d.info
+	info.Holds = true
+	if err := writeJSON(d.path, versionName, info); err != nil {
+		return err
+	}
+	d.info = info
+	return nil
+}
+
 // Path returns the directory.
 func (d *Dir) Path() string { return d.path }
 
@@ -132,12 +172,13 @@ func (d *Dir) MarkClosed(last uint64) error {
 	return writeJSON(d.path, closedName, closedMark{Last: last})
 }
 
-// Opened removes the mark of an orderly close: from now on the log may grow.
+// Opened removes the mark of an orderly close, since from now on the log may
+// grow, and what an unfinished snapshot left.
 func (d *Dir) Opened() error {
 	if err := os.Remove(filepath.Join(d.path, closedName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("fsm: open %s: %w: %w", d.path, err, ErrOpenFailed)
 	}
-	return nil
+	return d.sweep()
 }
 
 // checkClosed compares the log with the mark of an orderly close.
