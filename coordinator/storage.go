@@ -96,12 +96,17 @@ func (g *guard) StoreLogs(logs []*raft.Log) error {
 	return nil
 }
 
-// DeleteRange implements raft.LogStore.
+// DeleteRange implements raft.LogStore. A truncation that failed may be noted
+// on disk and not in memory: what is appended after it would be gone at the next start.
 func (g *guard) DeleteRange(first, last uint64) error {
 	if g.isBad() {
 		return ErrStopped
 	}
-	return failpoint.Around(failpoint.LogDeleteBefore, failpoint.LogDeleteAfter, func() error { return g.LogStore.DeleteRange(first, last) })
+	err := failpoint.Around(failpoint.LogDeleteBefore, failpoint.LogDeleteAfter, func() error { return g.LogStore.DeleteRange(first, last) })
+	if err != nil {
+		return g.fail("truncate log", err)
+	}
+	return nil
 }
 
 // Set implements raft.StableStore.

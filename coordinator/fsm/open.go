@@ -25,8 +25,12 @@ type Loaded struct {
 	State   *state.State
 	ID      string  // of the snapshot; empty when there is none
 	Index   uint64  // log index it ends at
+	Servers int     // of the cluster when it was taken
 	Skipped []error // newer snapshots that could not be read
 }
+
+// unfinished ends the name of a snapshot that is being written.
+const unfinished = ".tmp"
 
 // Load reads the newest snapshot that can be read. One of a newer format is
 // never passed over: ErrNewer.
@@ -39,7 +43,7 @@ func (d *Dir) Load() (Loaded, error) {
 	for _, m := range metas {
 		s, err := d.readSnapshot(m.ID)
 		if err == nil {
-			out.State, out.ID, out.Index = s, m.ID, m.Index
+			out.State, out.ID, out.Index, out.Servers = s, m.ID, m.Index, len(m.Configuration.Servers)
 			return out, nil
 		}
 		if errors.Is(err, ErrNewer) {
@@ -73,7 +77,7 @@ func (d *Dir) snapshots() (metas []raft.SnapshotMeta, bad []error, err error) {
 		return nil, nil, fmt.Errorf("fsm: open %s: %w: %w", dir, err, ErrOpenFailed)
 	}
 	for _, e := range entries {
-		if !e.IsDir() || strings.HasSuffix(e.Name(), ".tmp") { // unfinished: a crash while writing
+		if !e.IsDir() || strings.HasSuffix(e.Name(), unfinished) {
 			continue
 		}
 		m := raft.SnapshotMeta{}
@@ -127,12 +131,15 @@ func (d *Dir) replay() (*state.State, error) {
 }
 
 func (d *Dir) replayLog(l *Log, from Loaded) error {
-	if err := CheckLog(l, from.Index); err != nil {
-		return err
-	}
 	last, err := l.LastIndex()
 	if err != nil {
 		return fmt.Errorf("fsm: open %s: %w: %w", d.path, err, ErrDamaged)
+	}
+	if from.replaces(last) {
+		return nil
+	}
+	if err := CheckLog(l, from.Index); err != nil {
+		return err
 	}
 	if err := d.checkClosed(last); err != nil {
 		return err

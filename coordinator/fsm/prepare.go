@@ -1,0 +1,60 @@
+package fsm
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/hashicorp/raft"
+)
+
+// Prepare makes a node's log meet the snapshot that was loaded, and checks it as CheckLog does.
+//
+// A leader's snapshot takes the place of a follower's log: raft writes it and
+// deletes the log after that, and a kill between the two leaves a log that ends
+// before the snapshot and can neither go on nor be read from. That log is
+// deleted here. A node alone is sent no snapshots: there a log that ends before
+// its snapshot has lost its end, and stays damage.
+func (f Loaded) Prepare(l raft.LogStore) error {
+	first, err := l.FirstIndex()
+	if err != nil {
+		return fmt.Errorf("fsm: check log: %w: %w", err, ErrDamaged)
+	}
+	last, err := l.LastIndex()
+	if err != nil {
+		return fmt.Errorf("fsm: check log: %w: %w", err, ErrDamaged)
+	}
+	if f.replaces(last) {
+		if err := l.DeleteRange(first, last); err != nil {
+			return fmt.Errorf("fsm: delete the log that snapshot %s replaces: %w: %w", f.ID, err, ErrOpenFailed)
+		}
+		return nil
+	}
+	return CheckLog(l, f.Index)
+}
+
+// replaces reports whether the snapshot came from a leader and stands for a log that ends at last.
+func (f Loaded) replaces(last uint64) bool {
+	return last > 0 && last < f.Index && f.Servers > 1
+}
+
+// sweep removes snapshots that a kill or a full disk left unfinished: raft leaves them there for ever.
+func (d *Dir) sweep() error {
+	dir := filepath.Join(d.path, snapshotName)
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("fsm: open %s: %w: %w", dir, err, ErrOpenFailed)
+	}
+	for _, e := range entries {
+		if !e.IsDir() || !strings.HasSuffix(e.Name(), unfinished) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("fsm: remove unfinished snapshot %s: %w: %w", e.Name(), err, ErrOpenFailed)
+		}
+	}
+	return nil
+}
