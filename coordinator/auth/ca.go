@@ -13,8 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math/big"
-	"net"
-	"net/url"
 	"os"
 	"path/filepath"
 	"time"
@@ -111,60 +109,6 @@ func (a *CA) PEM() []byte { return a.pem }
 
 // Expires returns when the authority's own certificate ends, and with it all others.
 func (a *CA) Expires() time.Time { return a.cert.NotAfter }
-
-// Issue makes a certificate and its key, both PEM. With hosts, names or IP
-// addresses, it is good for a server at those too; a coordinator needs some.
-func (a *CA) Issue(who Identity, hosts []string, validity time.Duration) (cert, key []byte, err error) {
-	fail := func(err error) ([]byte, []byte, error) {
-		return nil, nil, fmt.Errorf("auth: certificate of %s: %w", who, err)
-	}
-	if _, err := ParseIdentity(who.String()); err != nil {
-		return nil, nil, err
-	}
-	now := time.Now()
-	template := &x509.Certificate{
-		SerialNumber: serial(), Subject: pkix.Name{CommonName: who.Name, OrganizationalUnit: []string{string(who.Role)}},
-		NotBefore: now.Add(-skew), NotAfter: now.Add(validity),
-		KeyUsage:    x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		URIs:        []*url.URL{{Scheme: scheme, Host: string(who.Role), Path: "/" + who.Name}},
-	}
-	if template.NotAfter.After(a.cert.NotAfter) {
-		template.NotAfter = a.cert.NotAfter
-	}
-	if template.NotBefore.Before(a.cert.NotBefore) {
-		template.NotBefore = a.cert.NotBefore
-	}
-	switch {
-	case validity <= 0:
-		return fail(errors.New("give it a time to live"))
-	case who.Role == Coordinator && len(hosts) == 0:
-		return fail(errors.New("a node needs the names or addresses that others reach it by"))
-	}
-	for _, h := range hosts {
-		if ip := net.ParseIP(h); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, h)
-		}
-	}
-	if len(hosts) > 0 {
-		template.ExtKeyUsage = append(template.ExtKeyUsage, x509.ExtKeyUsageServerAuth)
-	}
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return fail(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, private.Public(), a.key)
-	if err != nil {
-		return fail(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		return fail(err)
-	}
-	return block("CERTIFICATE", der), block("PRIVATE KEY", keyDER), nil
-}
 
 func serial() *big.Int {
 	var b [16]byte

@@ -105,3 +105,30 @@ func TestIssueRefuses(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, ca.Expires(), all[0].NotAfter, "no certificate outlives its authority")
 }
+
+func TestIssueTo(t *testing.T) {
+	ca := newCA(t)
+	dir := filepath.Join(t.TempDir(), "n1")
+	issued := func() []byte {
+		require.NoError(t, ca.IssueTo(dir, Identity{Coordinator, "n1"}, []string{"h"}, year))
+		_, err := FilesIn(dir).read()
+		require.NoError(t, err)
+		text, err := os.ReadFile(filepath.Join(dir, "cert.pem"))
+		require.NoError(t, err)
+		return text
+	}
+	first := issued()
+	info, err := os.Stat(filepath.Join(dir, "key.pem"))
+	require.NoError(t, err)
+	require.Equal(t, fs.FileMode(0o600), info.Mode())
+	both := append(ca.PEM(), newCA(t).PEM()...)
+	write(t, filepath.Join(dir, "ca.pem"), both)
+	require.NotEqual(t, first, issued())
+	kept, err := os.ReadFile(filepath.Join(dir, "ca.pem"))
+	require.NoError(t, err)
+	require.Equal(t, both, kept)
+	left, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Len(t, left, 3, "nothing half written stays")
+	require.Error(t, ca.IssueTo(filepath.Join(dir, "key.pem"), Identity{Worker, "w"}, nil, year))
+}

@@ -43,11 +43,8 @@ func reissue(t *testing.T, ca *CA, dir, identity string, validity time.Duration,
 	t.Helper()
 	who, err := ParseIdentity(identity)
 	require.NoError(t, err)
-	cert, key, err := ca.Issue(who, hosts, validity)
-	require.NoError(t, err)
+	require.NoError(t, ca.IssueTo(dir, who, hosts, validity))
 	write(t, filepath.Join(dir, "ca.pem"), ca.PEM())
-	write(t, filepath.Join(dir, "cert.pem"), cert)
-	write(t, filepath.Join(dir, "key.pem"), key)
 }
 
 func write(t *testing.T, path string, data []byte) {

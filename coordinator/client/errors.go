@@ -99,13 +99,13 @@ func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 	}
 	switch s.Code() { // gRPC's own
 	case codes.ResourceExhausted, codes.Unimplemented, codes.InvalidArgument: // a message beyond the limits, another service
-		return final, nil, ErrInvalid
+		return final, detail, ErrInvalid
 	case codes.PermissionDenied:
-		return final, nil, ErrForbidden
+		return final, detail, ErrForbidden
 	case codes.Unauthenticated:
-		return denied, nil, ErrDenied
+		return denied, detail, ErrDenied
 	case codes.Unavailable, codes.DeadlineExceeded:
-		return elsewhere, nil, nil
+		return elsewhere, detail, nil
 	}
-	return again, nil, nil
+	return again, detail, nil
 }

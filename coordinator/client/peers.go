@@ -58,6 +58,7 @@ type peers struct {
 	addresses []string           // of the services; empty when the caller made the connection
 	conns     []*grpc.ClientConn // that the client made
 	now       int
+	round     int // where the round through all of them is; a hint leaves it for a moment
 	closed    bool
 }
 
@@ -131,7 +132,9 @@ func (p *peers) leave(from int, leader string) bool {
 		p.now = to
 		return true
 	}
-	p.now = (from + 1) % len(p.services)
+	// From where the hint was given, not from the node it named: followers may name a dead leader for a while.
+	p.round = (p.round + 1) % len(p.services)
+	p.now = p.round
 	return false
 }
 
