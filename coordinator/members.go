@@ -117,7 +117,7 @@ const alone = 5
 // checkRemoved ends a node that a leader no longer counts in: nobody sends it the
 // entry that says so. Only a leader answers what it is asked.
 func (n *Node) checkRemoved(ctx context.Context, s *state.State) {
-	if n.raft.State() == raft.Leader || time.Since(n.raft.LastContact()) < alone*n.cfg.Election || n.voice() == nil {
+	if n.raft.State() == raft.Leader || time.Since(n.raft.LastContact()) < alone*n.cfg.Election {
 		return
 	}
 	for _, m := range s.Members() {
