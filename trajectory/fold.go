@@ -2,6 +2,7 @@ package trajectory
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/rlfleet/rlfleet/policy"
@@ -33,6 +34,8 @@ func (r *Run) apply(e *raftlog.Event) {
 		r.Groups = append(r.Groups, g)
 	case e.GetStepCommitted() != nil:
 		r.commit(e.GetStepCommitted(), e.Seq, at)
+	case e.GetRolledBack() != nil:
+		r.rollBack(e.GetRolledBack())
 	case e.GetVersionChanged() != nil:
 		r.versionChanged(e.GetVersionChanged(), at)
 	case e.GetEvalDone() != nil:
@@ -133,6 +136,30 @@ func (r *Run) commit(c *raftlog.StepCommitted, seq uint64, at time.Time) {
 		Version: policy.Version(c.Step + 1), Lineage: c.Lineage, Manifest: policy.Digest(c.Manifest),
 		CommittedAt: at, State: "committed", committedSeq: seq,
 	})
+}
+
+// rollBack undoes the steps from the version that is gone back to: their groups
+// have not ended, and what was measured of later versions says nothing of those
+// that take their numbers.
+func (r *Run) rollBack(b *raftlog.RolledBack) {
+	for len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step >= b.To {
+		last := r.Steps[len(r.Steps)-1]
+		r.Steps, r.undone = r.Steps[:len(r.Steps)-1], append(r.undone, last)
+		for _, id := range last.Groups {
+			if g := r.groups[id]; g != nil && g.End.GetOutcome() == "consumed" {
+				g.End, g.ends = nil, nil
+			}
+		}
+	}
+	for _, v := range r.Versions {
+		if v.Version > policy.Version(b.To) && v.Lineage < b.Lineage {
+			v.State, v.Reason = "superseded", b.Reason
+		}
+	}
+	for _, g := range r.Groups {
+		g.superseded = g.superseded || (g.Suite != "" && g.Pin > b.To)
+	}
+	r.Evals = slices.DeleteFunc(r.Evals, func(e *raftlog.EvalDone) bool { return e.Version > b.To })
 }
 
 func (r *Run) versionChanged(c *raftlog.VersionChanged, at time.Time) {

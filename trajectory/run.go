@@ -35,7 +35,8 @@ type Run struct {
 
 	rows      *rows
 	groups    map[uint64]*Group
-	anomalies []Finding // what the log itself has wrong
+	undone    []*TrainStep // by rollbacks
+	anomalies []Finding    // what the log itself has wrong
 }
 
 // Group is a group of the run with the attempts of its members.
@@ -46,6 +47,7 @@ type Group struct {
 	End        *raftlog.GroupEnded   // nil while it has not ended
 	ends       []*raftlog.GroupEnded // more than one is a fault
 	byKey      map[[2]int32]*Attempt
+	superseded bool // it evaluated a version that a rollback gave up
 }
 
 // Attempt is one attempt of a member. Nil parts have not happened.

@@ -70,11 +70,11 @@ type verifier struct {
 	store     store.ObjectStore
 	report    *Report
 	attempts  map[string]*Attempt
-	facts     map[string][]branchFacts // by episode
-	versions  map[policy.Version]*PolicyVersion
-	consumers map[uint64][]int64 // steps that name a group
-	damage    map[string]*damage // by object
-	order     []string           // objects of damage, as met
+	facts     map[string][]branchFacts            // by episode
+	versions  map[policy.Version][]*PolicyVersion // of each lineage, in order
+	consumers map[uint64][]int64                  // steps that name a group
+	damage    map[string]*damage                  // by object
+	order     []string                            // objects of damage, as met
 	seen      map[policy.Digest]struct{}
 }
 
@@ -95,13 +95,13 @@ func Verify(ctx context.Context, s store.ObjectStore, run string, opts VerifyOpt
 	rep := &Report{Run: run, State: r.State, Events: r.LastEvent, Groups: len(r.Groups), Steps: len(r.Steps), Findings: append([]Finding{}, r.anomalies...)}
 	v := &verifier{
 		run: r, store: s, report: rep, attempts: map[string]*Attempt{}, facts: map[string][]branchFacts{},
-		versions: map[policy.Version]*PolicyVersion{}, consumers: map[uint64][]int64{}, damage: map[string]*damage{}, seen: map[policy.Digest]struct{}{},
+		versions: map[policy.Version][]*PolicyVersion{}, consumers: map[uint64][]int64{}, damage: map[string]*damage{}, seen: map[policy.Digest]struct{}{},
 	}
 	for _, a := range r.Attempts() {
 		v.attempts[a.ID] = a
 	}
 	for _, p := range r.Versions {
-		v.versions[p.Version] = p // of one number the latest lineage
+		v.versions[p.Version] = append(v.versions[p.Version], p)
 	}
 	for _, st := range r.Steps {
 		for _, g := range st.Groups {

@@ -1,6 +1,10 @@
 package trajectory
 
-import "github.com/rlfleet/rlfleet/policy"
+import (
+	"slices"
+
+	"github.com/rlfleet/rlfleet/policy"
+)
 
 // checkAcks requires that everything a worker was told is safe is in the record (I3).
 func (v *verifier) checkAcks(path string) error {
@@ -26,6 +30,7 @@ func (v *verifier) checkAcks(path string) error {
 // missing says what of an acknowledgement the record lacks, or "".
 func (v *verifier) missing(a ack) string {
 	const absent = "is not in the manifest"
+	other := false
 	switch a.Kind {
 	case ackSealed:
 		at := v.attempts[a.where()]
@@ -44,13 +49,16 @@ func (v *verifier) missing(a ack) string {
 			return "is in the manifest with another verdict"
 		}
 	case ackCommitted:
-		for _, st := range v.run.Steps {
+		for _, st := range slices.Concat(v.run.undone, v.run.Steps) {
 			if st.Step == a.Step {
-				if st.Manifest != string(a.Manifest) || st.Ledger != string(a.Ledger) {
-					return "is in the manifest with another checkpoint or ledger"
+				if st.Manifest == string(a.Manifest) && st.Ledger == string(a.Ledger) {
+					return ""
 				}
-				return ""
+				other = true
 			}
+		}
+		if other {
+			return "is in the manifest with another checkpoint or ledger"
 		}
 		return absent
 	default:

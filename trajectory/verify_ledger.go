@@ -147,7 +147,12 @@ func (v *verifier) checkStatistics(st *TrainStep, row *LedgerRow, g *Group) {
 // checkNewestVersion requires that the newest version is there with all of its
 // files (I7). Older ones may have been removed by retention.
 func (v *verifier) checkNewestVersion(ctx context.Context) error {
-	p := v.run.Versions[len(v.run.Versions)-1]
+	var p *PolicyVersion
+	for _, x := range v.run.Versions {
+		if x.State != "superseded" {
+			p = x
+		}
+	}
 	where := fmt.Sprintf("version %d", p.Version)
 	data, err := v.object(ctx, p.Manifest)
 	if err != nil {

@@ -153,7 +153,7 @@ func (v *verifier) checkEvals() {
 	}
 	sum, scored := map[key]float64{}, map[key]int32{}
 	for _, g := range v.run.Groups {
-		if g.Suite == "" {
+		if g.Suite == "" || g.superseded {
 			continue
 		}
 		for _, a := range g.Members() {

@@ -98,7 +98,7 @@ func (v *verifier) checkSpans(a *Attempt, steps []Step) {
 	for i := range steps {
 		v.report.Tokens += int64(steps[i].SampledTokens())
 		for _, s := range steps[i].PolicySpans {
-			p := v.versions[s.PolicyVersion]
+			p := v.made(s.PolicyVersion, a.sealedSeq)
 			var why string
 			switch {
 			case p == nil:
@@ -116,6 +116,18 @@ func (v *verifier) checkSpans(a *Attempt, steps []Step) {
 			}
 		}
 	}
+}
+
+// made returns the version of a number that engines can have served before an
+// event, else the first of that number: a rollback makes some anew.
+func (v *verifier) made(number policy.Version, before uint64) *PolicyVersion {
+	var found *PolicyVersion
+	for _, p := range v.versions[number] {
+		if found == nil || p.committedSeq <= before {
+			found = p
+		}
+	}
+	return found
 }
 
 // checkEpisodeRow holds the seal and the episodes row against the messages.
