@@ -5,7 +5,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,28 +16,6 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-func TestLine(t *testing.T) {
-	for want, l := range map[string]line{
-		"a                                     2.5 ms                 <=4  ok":    {"a", 2.5, "ms", atMost(4)},
-		"a                                       4 ms                 <=4  ok":    {"a", 4, "ms", atMost(4)},
-		"a                                    4.01 ms                 <=4  short": {"a", 4.01, "ms", atMost(4)},
-		"a                                   44958 tokens/s       >=15000  ok":    {"a", 44958.4, "tokens/s", atLeast(15000)},
-		"a                                    1.49 ratio            >=1.5  short": {"a", 1.49, "ratio", atLeast(1.5)},
-		"a                                  0.0036 cores           <=0.02  ok":    {"a", 0.0036, "cores", atMost(0.02)},
-		"a                                     NaN distance        <=0.06  short": {"a", math.NaN(), "distance", atMost(0.06)},
-		"a                                     100 MiB            <=1536  ok":     {"a", 100, "MiB", atMost(1536)},
-	} {
-		require.Equal(t, strings.Fields(want), strings.Fields(l.String()))
-	}
-	require.Len(t, line{"sandbox_use_cpu_no_command", 3.25, "ms", atMost(4)}.String(), len(line{"x", 123456, "tokens/s", atLeast(100000)}.String()))
-}
-
-// A figure that is not a number is never ok.
-func TestNoFigure(t *testing.T) {
-	require.False(t, line{"a", math.Inf(1), "ratio", atLeast(1)}.ok())
-	require.False(t, line{"a", math.NaN(), "ratio", atLeast(1)}.ok())
-}
 
 func TestBadArguments(t *testing.T) {
 	for _, args := range [][]string{{"-only", "("}, {"-such"}} {

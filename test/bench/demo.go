@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/rlfleet/rlfleet/test/bench/figure"
 )
 
 // demo runs a few steps of the demo and measures its memory, what recording
 // takes of its processor time, and what it uses while it is paused.
-func (b *bench) demo(ctx context.Context) ([]line, error) {
+func (b *bench) demo(ctx context.Context) ([]figure.Line, error) {
 	steps := b.count(8, 4)
 	r, err := b.start(ctx, "experiment.yaml", "demo", fmt.Sprintf("spec.steps=%d", steps), "spec.eval.every=200", "spec.eval.suites[0].episodes=32")
 	if err != nil {
@@ -23,9 +25,9 @@ func (b *bench) demo(ctx context.Context) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	lines := []line{
-		{"demo_rss", float64(r.peak) / (1 << 20), "MiB", atMost(1536)},
-		{"idle_cpu", idle, "cores", atMost(0.02)},
+	lines := []figure.Line{
+		figure.New("demo_rss", float64(r.peak)/(1<<20), "MiB", figure.AtMost(1536)),
+		figure.New("idle_cpu", idle, "cores", figure.AtMost(0.02)),
 	}
 	run, err := r.record(ctx)
 	if err != nil {
@@ -37,7 +39,7 @@ func (b *bench) demo(ctx context.Context) ([]line, error) {
 	}
 	perEpisode := milli(cpu) / float64(episodes)
 	b.note("record: %.3f ms of %.1f ms processor time an episode; 25,000 episodes: %.1f of %.0f s", each, perEpisode, 25*each, 25*perEpisode)
-	return append(lines, line{"record_share", 100 * each / perEpisode, "%", atMost(5)}), nil
+	return append(lines, figure.New("record_share", 100*each/perEpisode, "%", figure.AtMost(5))), nil
 }
 
 // settle is how long the roles may look for work more often than they do when nothing happens.

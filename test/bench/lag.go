@@ -5,13 +5,14 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/rlfleet/rlfleet/test/bench/figure"
 	"github.com/rlfleet/rlfleet/trajectory"
 )
 
 // lag runs the long-tailed variant under lag.max 2 and under 0, the same steps
 // with the same seed, and compares their pace; then it asks whether the
 // episodes that were trained took as long as those that were dispatched.
-func (b *bench) lag(ctx context.Context) ([]line, error) {
+func (b *bench) lag(ctx context.Context) ([]figure.Line, error) {
 	steps, warm := b.count(32, 8), b.count(6, 2)
 	var pace [2]float64
 	var under *trajectory.Run // lag.max 2
@@ -31,9 +32,9 @@ func (b *bench) lag(ctx context.Context) ([]line, error) {
 	trained, dispatched := durations(under)
 	d := distance(trained, dispatched)
 	b.note("lag: episodes trained: %s; dispatched: %s", quartiles(trained), quartiles(dispatched))
-	return []line{
-		{"lag_speedup", pace[0] / pace[1], "ratio", atLeast(1.5)},
-		{"lag_duration_ks", d, "distance", atMost(critical(len(trained), len(dispatched)))},
+	return []figure.Line{
+		figure.New("lag_speedup", pace[0]/pace[1], "ratio", figure.AtLeast(1.5)),
+		figure.New("lag_duration_ks", d, "distance", figure.AtMost(critical(len(trained), len(dispatched)))),
 	}, nil
 }
 

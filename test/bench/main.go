@@ -17,6 +17,8 @@ import (
 	"regexp"
 	"runtime"
 	"syscall"
+
+	"github.com/rlfleet/rlfleet/test/bench/figure"
 )
 
 // bench is one call of the command.
@@ -30,7 +32,7 @@ type bench struct {
 // group is a measurement that gives one or more lines.
 type group struct {
 	name string
-	run  func(*bench, context.Context) ([]line, error)
+	run  func(*bench, context.Context) ([]figure.Line, error)
 }
 
 var groups = []group{
@@ -82,7 +84,7 @@ func run(ctx context.Context, args []string, out, notes io.Writer) int {
 		lines, err := g.run(b, ctx)
 		for _, l := range lines {
 			fmt.Fprintln(out, l)
-			if !l.ok() {
+			if l.Fails() {
 				code = 1
 			}
 		}

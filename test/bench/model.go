@@ -11,6 +11,7 @@ import (
 	"github.com/rlfleet/rlfleet/policy/engine"
 	tinyengine "github.com/rlfleet/rlfleet/policy/engine/tiny"
 	"github.com/rlfleet/rlfleet/policy/tiny"
+	"github.com/rlfleet/rlfleet/test/bench/figure"
 )
 
 // vocab is about the demo's vocabulary.
@@ -66,7 +67,7 @@ func (b *bench) rate(ctx context.Context, f func() (int, error)) (perCPU, perWal
 }
 
 // train measures forward, backward and optimizer over one batch of the demo's size, on one core.
-func (b *bench) train(ctx context.Context) ([]line, error) {
+func (b *bench) train(ctx context.Context) ([]figure.Line, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	m, err := tiny.New(tiny.DefaultConfig(vocab), 1)
 	if err != nil {
@@ -90,12 +91,12 @@ func (b *bench) train(ctx context.Context) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []line{{"train_tokens_per_cpu_second", perCPU, "tokens/s", atLeast(15_000)}}, nil
+	return []figure.Line{figure.New("train_tokens_per_cpu_second", perCPU, "tokens/s", figure.AtLeast(15_000))}, nil
 }
 
 // decode measures sampled tokens of 64 sequences through the engine: prompts,
 // batching, sampling and log-probabilities included.
-func (b *bench) decode(ctx context.Context) (lines []line, err error) {
+func (b *bench) decode(ctx context.Context) (lines []figure.Line, err error) {
 	m, err := tiny.New(tiny.DefaultConfig(vocab), 1)
 	if err != nil {
 		return nil, err
@@ -127,7 +128,7 @@ func (b *bench) decode(ctx context.Context) (lines []line, err error) {
 		return nil, err
 	}
 	b.note("decode: %.0f tokens/s of wall time", perWall)
-	return []line{{"decode_tokens_per_second", max(perCPU, perWall), "tokens/s", atLeast(40_000)}}, nil
+	return []figure.Line{figure.New("decode_tokens_per_second", max(perCPU, perWall), "tokens/s", figure.AtLeast(40_000))}, nil
 }
 
 // generate continues 64 prompts of 8 tokens by 32 each, all at once, and returns how many tokens were sampled.

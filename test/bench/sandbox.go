@@ -15,6 +15,7 @@ import (
 	"github.com/rlfleet/rlfleet/coordinator/lease"
 	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
+	"github.com/rlfleet/rlfleet/test/bench/figure"
 )
 
 // command is what an agent's tool call runs.
@@ -100,8 +101,8 @@ func (s *sandboxes) use(ctx context.Context, run bool) error {
 }
 
 // sandboxUse measures the processor time of one use on the whole machine.
-func (b *bench) sandboxUse(ctx context.Context) ([]line, error) {
-	var lines []line
+func (b *bench) sandboxUse(ctx context.Context) ([]figure.Line, error) {
+	var lines []figure.Line
 	err := b.withHost(ctx, envpool.DefaultConfig(), func(s *sandboxes) error {
 		for range 20 { // caches and templates are warm
 			if err := s.use(ctx, true); err != nil {
@@ -116,7 +117,7 @@ func (b *bench) sandboxUse(ctx context.Context) ([]line, error) {
 			if err != nil {
 				return err
 			}
-			lines = append(lines, line{c.name, ms, "ms", atMost(4)})
+			lines = append(lines, figure.New(c.name, ms, "ms", figure.AtMost(4)))
 		}
 		return nil
 	})
@@ -221,7 +222,7 @@ func median(d []time.Duration) time.Duration {
 }
 
 // sandboxExec measures the round trip of a command in a warm sandbox.
-func (b *bench) sandboxExec(ctx context.Context) ([]line, error) {
+func (b *bench) sandboxExec(ctx context.Context) ([]figure.Line, error) {
 	var took []time.Duration
 	err := b.withHost(ctx, envpool.DefaultConfig(), func(s *sandboxes) error {
 		h, err := s.claim(ctx)
@@ -240,11 +241,11 @@ func (b *bench) sandboxExec(ctx context.Context) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []line{{"sandbox_exec_p50", milli(median(took)), "ms", atMost(5)}}, nil
+	return []figure.Line{figure.New("sandbox_exec_p50", milli(median(took)), "ms", figure.AtMost(5))}, nil
 }
 
 // sandboxCold compares a sandbox made for one command with a bare bwrap around the same command, in turns.
-func (b *bench) sandboxCold(ctx context.Context) ([]line, error) {
+func (b *bench) sandboxCold(ctx context.Context) ([]figure.Line, error) {
 	cfg := envpool.DefaultConfig()
 	cfg.WarmLow, cfg.WarmHigh = 0, 0
 	var ours, bare []time.Duration
@@ -270,7 +271,7 @@ func (b *bench) sandboxCold(ctx context.Context) ([]line, error) {
 	}
 	mo, mb := median(ours), median(bare)
 	b.note("sandbox_cold: median %.1f ms against %.1f ms of bwrap", milli(mo), milli(mb))
-	return []line{{"sandbox_cold_to_bwrap", float64(mo) / float64(mb), "ratio", atMost(2)}}, nil
+	return []figure.Line{figure.New("sandbox_cold_to_bwrap", float64(mo)/float64(mb), "ratio", figure.AtMost(2))}, nil
 }
 
 // bareBwrap is what a sandbox costs without rlfleet: made, one command, gone.

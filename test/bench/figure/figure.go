@@ -1,4 +1,6 @@
-package main
+// Package figure defines what benchmarks print: one figure a line, with the
+// floor that it must keep to.
+package figure
 
 import (
 	"fmt"
@@ -6,25 +8,41 @@ import (
 	"strconv"
 )
 
-// line is one figure with its floor.
-type line struct {
+// Line is one figure with its floor.
+type Line struct {
 	name  string
 	value float64
 	unit  string
-	floor bound
+	floor Bound
+	noisy bool
 }
 
-// bound is what a figure must keep to.
-type bound struct {
+// New returns a line.
+func New(name string, value float64, unit string, floor Bound) Line {
+	return Line{name: name, value: value, unit: unit, floor: floor}
+}
+
+// Noisy is the line for a machine that was too noisy to measure: a figure that
+// is short then says so, and does not count as short.
+func (l Line) Noisy() Line {
+	l.noisy = true
+	return l
+}
+
+// Bound is what a figure must keep to.
+type Bound struct {
 	limit float64
 	most  bool // the figure must not be above the limit; else not below
 }
 
-func atMost(x float64) bound  { return bound{x, true} }
-func atLeast(x float64) bound { return bound{x, false} }
+// AtMost bounds a figure from above.
+func AtMost(x float64) Bound { return Bound{x, true} }
 
-// ok reports whether the figure is a number and keeps to its floor.
-func (l line) ok() bool {
+// AtLeast bounds a figure from below.
+func AtLeast(x float64) Bound { return Bound{x, false} }
+
+// OK reports whether the figure is a number and keeps to its floor.
+func (l Line) OK() bool {
 	if math.IsNaN(l.value) || math.IsInf(l.value, 0) {
 		return false
 	}
@@ -34,14 +52,20 @@ func (l line) ok() bool {
 	return l.value >= l.floor.limit
 }
 
+// Fails reports whether the figure is short and the machine is not to blame.
+func (l Line) Fails() bool { return !l.OK() && !l.noisy }
+
 // String is the line as it is printed, in columns.
-func (l line) String() string {
+func (l Line) String() string {
 	sign, word := ">=", "short"
 	if l.floor.most {
 		sign = "<="
 	}
-	if l.ok() {
+	switch {
+	case l.OK():
 		word = "ok"
+	case l.noisy:
+		word = "noisy"
 	}
 	return fmt.Sprintf("%-30s %10s %-12s %9s  %s", l.name, number(l.value), l.unit, sign+number(l.floor.limit), word)
 }
