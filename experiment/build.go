@@ -65,7 +65,8 @@ var lacks = []lack{
 	{path: "spec.eval.suites[].sampling.frequencyPenalty", has: []string{"0"}},
 	{path: "spec.eval.suites[].sampling.repetitionPenalty", has: []string{"1"}},
 	{path: "spec.storage", has: []string{"file://DIR"}, accepts: locationIn("file")},
-	{path: "spec.budget", has: []string{"null"}},
+	{path: "spec.budget.gpuHours", has: []string{"0"}},
+	{path: "spec.budget.judgeCalls", has: []string{"0"}},
 }
 
 // locationIn accepts locations with one of these schemes; "" is a plain path.

@@ -66,7 +66,8 @@ func TestBuild_RefusesByName(t *testing.T) {
 		{"spec.eval.suites[].sampling.frequencyPenalty", []string{suiteOf("sampling: {frequencyPenalty: 1}")}, "frequencyPenalty: 1 is not in this build; it has: 0"},
 		{"spec.eval.suites[].sampling.repetitionPenalty", []string{suiteOf("sampling: {repetitionPenalty: 2}")}, "repetitionPenalty: 2 is not in this build; it has: 1"},
 		{"spec.storage", []string{"spec.storage=s3://bucket/prefix"}, "storage: s3://bucket/prefix is not in this build; it has: file://DIR"},
-		{"spec.budget", []string{"spec.budget={tokens: 1000}"}, "budget: {gpuHours, sandboxHours, judgeCalls, tokens} is not in this build; it has: null"},
+		{"spec.budget.gpuHours", []string{"spec.budget={gpuHours: 2.5}"}, "gpuHours: 2.5 is not in this build; it has: 0"},
+		{"spec.budget.judgeCalls", []string{"spec.budget={judgeCalls: 9}"}, "judgeCalls: 9 is not in this build; it has: 0"},
 	}
 	covered := map[string]bool{"spec.trainer.optimizer.kind": true} // the format has no other value yet
 	for _, c := range cases {
@@ -98,6 +99,8 @@ func TestBuild_AcceptsWhatItHas(t *testing.T) {
 		"spec.trainer.algorithm.preset=rloo",
 		"spec.trainer.algorithm.aggregate=seq-mean-token-mean",
 		"spec.storage=file:///var/lib/rlfleet",
+		"spec.budget={tokens: 1000}",
+		"spec.budget={sandboxHours: 0.5}",
 	} {
 		_, err := resolve([]byte(shortest), "x.yaml", []string{set})
 		require.NoError(t, err, set)
@@ -105,7 +108,7 @@ func TestBuild_AcceptsWhatItHas(t *testing.T) {
 }
 
 func TestBuild_PathsAndValuesAreOfTheDocument(t *testing.T) {
-	e, err := Load("testdata/files.yaml", nil)
+	e, err := Load("testdata/files.yaml", []string{"spec.budget={tokens: 1000}"})
 	require.NoError(t, err, "each default is in this build")
 	known := map[string]bool{}
 	for _, v := range e.Values(true) {

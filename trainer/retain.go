@@ -20,10 +20,10 @@ type Retention struct {
 }
 
 // keeps reports whether version v keeps its files: the first, the newest, what
-// is live or newer, and what is pinned or evaluated.
-func (r *Retention) keeps(v, head, live int64) bool {
+// is live or newer, what a rollback goes back to, and what is pinned or evaluated.
+func (r *Retention) keeps(v, head, live, target int64) bool {
 	every := func(n int64) bool { return n > 0 && v%n == 0 }
-	return v == 0 || v > head-r.Keep || v >= live || every(r.PinEvery) || every(r.EvalEvery)
+	return v == 0 || v > head-r.Keep || v >= live || v == target || every(r.PinEvery) || every(r.EvalEvery)
 }
 
 // Apply deletes the files of a run's versions that are not kept, except those
@@ -32,6 +32,12 @@ func (r *Retention) keeps(v, head, live int64) bool {
 func (r *Retention) Apply(ctx context.Context, s store.ObjectStore, run *raftlog.Run, versions []*raftlog.PolicyVersion) error {
 	if r.gone == nil {
 		r.gone, r.files = map[int64]bool{}, map[int64][]policy.Digest{}
+	}
+	target := int64(0) // the newest full version at or below live
+	for _, v := range versions {
+		if v.Full && v.Version <= run.Live && v.State != raftlog.VersionState_VERSION_STATE_SUPERSEDED {
+			target = max(target, v.Version)
+		}
 	}
 	var old []*raftlog.PolicyVersion
 	kept := map[policy.Digest]bool{}
@@ -42,7 +48,7 @@ func (r *Retention) Apply(ctx context.Context, s store.ObjectStore, run *raftlog
 		if err := r.read(ctx, s, v); err != nil {
 			return err
 		}
-		if !r.keeps(v.Version, run.Head, run.Live) {
+		if !r.keeps(v.Version, run.Head, run.Live, target) {
 			old = append(old, v)
 			continue
 		}

@@ -4,6 +4,7 @@ package roles
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/rlfleet/rlfleet/envpool"
 	"github.com/rlfleet/rlfleet/experiment"
@@ -96,6 +97,12 @@ func (p *Plan) RunConfig() *raftlog.RunConfig {
 		BatchDeadlineNs: nanos(s.Deadlines.Batch), NoProgressNs: nanos(s.Deadlines.NoProgress),
 		PublishDeadlineNs: nanos(s.Deadlines.Publish), EpisodeDeadlineNs: nanos(s.Deadlines.Episode),
 		TtlNs: nanos(s.Lag.TTL), MaxRequeues: int32(s.Lag.MaxRequeues), RequeueStale: s.Lag.OnStale == "requeue",
+	}
+	if p := p.Experiment.Metadata.Project; p != "default" {
+		c.Project = p
+	}
+	if b := s.Budget; b != nil {
+		c.BudgetTokens, c.BudgetSandboxNs = b.Tokens, int64(b.SandboxHours*float64(time.Hour))
 	}
 	if s.StopWhen != nil {
 		c.StopEvalReward = &s.StopWhen.EvalReward
