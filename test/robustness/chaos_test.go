@@ -26,11 +26,12 @@ import (
 
 // The environment of a run. Without any of it the short form runs.
 const (
-	longForm  = "RLFLEET_CHAOS"        // every kind of fault, about nine minutes
-	manyForm  = "RLFLEET_CHAOS_FAULTS" // so many faults, whatever it takes
-	seedEnv   = "RLFLEET_CHAOS_SEED"   // repeats a schedule
-	sizeEnv   = "RLFLEET_CHAOS_NODES"  // nodes of the cluster: 3 or 5
-	onlyEnv   = "RLFLEET_CHAOS_ONLY"   // faults whose name contains this
+	longForm  = "RLFLEET_CHAOS"          // every kind of fault, about nine minutes
+	manyForm  = "RLFLEET_CHAOS_FAULTS"   // so many faults, whatever it takes
+	seedEnv   = "RLFLEET_CHAOS_SEED"     // repeats a schedule
+	sizeEnv   = "RLFLEET_CHAOS_NODES"    // nodes of the cluster: 3 or 5
+	onlyEnv   = "RLFLEET_CHAOS_ONLY"     // faults whose name contains this
+	programs  = "RLFLEET_CHAOS_PROGRAMS" // directory of rlfleetd and rlctl to test; their clocks are not set
 	shortTime = 75 * time.Second
 	longTime  = 8 * time.Minute
 )
@@ -124,6 +125,9 @@ func newRun(t *testing.T) *run {
 
 // build makes the programs; in the long form with a clock that can be set.
 func (r *run) build() {
+	if r.programs = os.Getenv(programs); r.programs != "" {
+		return
+	}
 	r.programs = r.t.TempDir()
 	flags := []string{"build"}
 	if r.long {

@@ -9,7 +9,7 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// record is the record of one group of four that was trained, and what its clients were told.
+// record is the record of one group that was trained, and what its clients were told.
 func record() (events []*raftlog.Event, ops []op, steps []commit) {
 	add := func(e *raftlog.Event) {
 		e.Seq = uint64(len(events) + 1)

@@ -22,8 +22,8 @@ import (
 const (
 	runID         = "chaos"
 	lagMax        = 2
-	groupsPerStep = 4
-	groupSize     = 4
+	groupsPerStep = 8
+	groupSize     = 2
 	rollouts      = 6
 	verifiers     = 3
 )
@@ -166,7 +166,7 @@ func idle(ctx context.Context, s *client.Session) {
 	select {
 	case <-ctx.Done():
 	case <-s.Changed():
-	case <-time.After(500 * time.Millisecond):
+	case <-time.After(250 * time.Millisecond):
 	}
 }
 
@@ -344,7 +344,7 @@ func (w *workload) play(ctx context.Context, r *rand.Rand, s *client.Session, id
 	}, func() { lost <- w.h.now() })
 	defer s.Drop(resource)
 	most := 300 * time.Millisecond
-	if r.IntN(60) == 0 {
+	if r.IntN(100) == 0 {
 		most = 6 * time.Second // longer than a renewal
 	}
 	pause(ctx, r, most)
@@ -356,7 +356,7 @@ func (w *workload) play(ctx context.Context, r *rand.Rand, s *client.Session, id
 		x.To = w.h.now()
 	}
 	w.h.hold(x)
-	if ctx.Err() != nil || r.IntN(100) == 0 {
+	if ctx.Err() != nil || r.IntN(300) == 0 {
 		return // forgotten: the lease expires, or the worker's end takes it
 	}
 	o := op{Client: id, Key: x.Key, Kind: opSeal, Attempt: e.Attempt, Fence: e.Fence, Call: w.h.now()}
@@ -422,7 +422,7 @@ func (w *workload) verifier(ctx context.Context, r *rand.Rand) error {
 }
 
 func (w *workload) verify(ctx context.Context, r *rand.Rand, s *client.Session, id int, j *raftlog.JobGrant) {
-	if !pause(ctx, r, 60*time.Millisecond) || r.IntN(100) == 0 {
+	if !pause(ctx, r, 60*time.Millisecond) || r.IntN(300) == 0 {
 		return
 	}
 	limit, cancel := context.WithTimeout(ctx, opTimeout)
