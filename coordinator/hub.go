@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -13,10 +14,16 @@ import (
 // hub summarises watched runs once per applied batch, for all their watchers.
 // Watchers take the newest summary; nothing is kept for a slow one.
 type hub struct {
-	fsm *fsm.FSM
+	fsm     *fsm.FSM
+	metrics *metrics
+	limits  watchLimits
+	streams sync.WaitGroup // the senders of watches
 
-	mu     sync.Mutex // guards topics
-	topics map[string]*topic
+	mu       sync.Mutex // guards everything below
+	topics   map[string]*topic
+	alarms   map[string]*alarmTopic
+	watchers int  // watches
+	closing  bool // lets no more in
 }
 
 type topic struct {
@@ -25,13 +32,26 @@ type topic struct {
 	changed  chan struct{} // closed when latest is replaced
 }
 
-func newHub(f *fsm.FSM) *hub { return &hub{fsm: f, topics: map[string]*topic{}} }
+func newHub(f *fsm.FSM, m *metrics) *hub {
+	return &hub{fsm: f, metrics: m, limits: defaultWatchLimits(), topics: map[string]*topic{}, alarms: map[string]*alarmTopic{}}
+}
 
 // hubPause is the least time between two summaries: a fork of the state for each would make Apply copy.
 const hubPause = 5 * time.Millisecond
 
-// run summarises until ctx ends.
+// run serves watchers until ctx ends and the last has gone.
 func (h *hub) run(ctx context.Context) {
+	var wg sync.WaitGroup
+	wg.Go(func() { h.summarise(ctx) })
+	wg.Go(func() { h.lookForAlarms(ctx) })
+	wg.Wait()
+	h.mu.Lock()
+	h.closing = true
+	h.mu.Unlock()
+	h.streams.Wait()
+}
+
+func (h *hub) summarise(ctx context.Context) {
 	for {
 		_, _, changed := h.fsm.Progress()
 		if h.watched() {
@@ -121,4 +141,46 @@ func summary(s *state.State, run string, index uint64) *pb.Change {
 func same(a, b *pb.Change) bool {
 	x, y := a.Work, b.Work
 	return a.State == b.State && x.Episodes == y.Episodes && x.Jobs == y.Jobs && x.Batch == y.Batch && x.Publish == y.Publish
+}
+
+// enter lets a watcher in and gives it a way to send that ends when its
+// receiver takes nothing: a stream can only be ended by leaving its handler, so
+// a goroutine of its own waits for the receiver.
+func (h *hub) enter(ctx context.Context, send func(*pb.WatchResponse) error, w *watcher) (leave func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.closing:
+		return nil, ErrStopped
+	case h.watchers >= h.limits.watchers:
+		return nil, fmt.Errorf("%d are served already: %w", h.watchers, ErrWatches)
+	}
+	h.watchers++
+	h.metrics.watchers.Inc()
+	out, done := make(chan *pb.WatchResponse), make(chan error, 1)
+	h.streams.Go(func() {
+		for m := range out {
+			done <- send(m)
+		}
+	})
+	w.send = func(m *pb.WatchResponse) error {
+		out <- m
+		late := time.NewTimer(h.limits.stall)
+		defer late.Stop()
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-late.C:
+			return fmt.Errorf("the receiver took nothing for %s: %w", h.limits.stall, ErrResync)
+		}
+	}
+	return func() {
+		close(out)
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.watchers--
+		h.metrics.watchers.Dec()
+	}, nil
 }

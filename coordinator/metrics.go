@@ -23,6 +23,8 @@ type metrics struct {
 	mirrored  prometheus.Counter
 	mirrorBad prometheus.Counter
 	verified  *prometheus.CounterVec
+	watchers  prometheus.Gauge
+	resyncs   prometheus.Counter
 }
 
 func newMetrics() *metrics {
@@ -49,6 +51,8 @@ func newMetrics() *metrics {
 		fsync:     f.NewHistogram(times("fsync_seconds", "Time to append to the write-ahead log durably.")),
 		mirrored:  f.NewCounter(opts("mirrored_total", "Events written to the store.")),
 		mirrorBad: f.NewCounter(opts("mirror_failures_total", "Failed writes to the store.")),
+		watchers:  f.NewGauge(prometheus.GaugeOpts{Namespace: "rlfleet", Subsystem: "coordinator", Name: "watchers", Help: "Watch streams that are open."}),
+		resyncs:   f.NewCounter(opts("resyncs_total", "Watch streams that were told to begin again: too slow, or too late.")),
 		verified:  f.NewCounterVec(opts("log_ranges_verified_total", "Ranges of the log read back and compared."), []string{"result"}),
 	}
 }

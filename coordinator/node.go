@@ -172,7 +172,7 @@ func (n *Node) bootstrap(rc *raft.Config, snaps raft.SnapshotStore, from fsm.Loa
 
 func (n *Node) start() {
 	n.queue = newQueue(n.cfg, n.raft, n.currentReign, n.answer, n.metrics)
-	n.hub = newHub(n.fsm)
+	n.hub = newHub(n.fsm, n.metrics)
 	n.mirror = newMirror(n.cfg, n.fsm, n.metrics)
 	n.flow.Go(n.queue.send)
 	n.flow.Go(n.queue.settle)

@@ -60,6 +60,8 @@ var outcomes = []struct {
 	{fsm.ErrCut, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
 	{fsm.ErrDamaged, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
 	{fsm.ErrNewer, Rejected, pb.Reason_REASON_INVALID, codes.FailedPrecondition},
+	{ErrWatches, Rejected, pb.Reason_REASON_QUEUE_FULL, codes.ResourceExhausted},
+	{ErrResync, Rejected, pb.Reason_REASON_RESYNC, codes.OutOfRange},
 	{ErrNotFound, Rejected, pb.Reason_REASON_NOT_FOUND, codes.NotFound},
 	{raft.ErrLeadershipLost, Unknown, pb.Reason_REASON_UNKNOWN_OUTCOME, codes.Unknown},
 	{raft.ErrAbortedByRestore, Unknown, pb.Reason_REASON_UNKNOWN_OUTCOME, codes.Unknown},

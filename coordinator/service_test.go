@@ -269,7 +269,7 @@ func TestChanges(t *testing.T) {
 // A watcher that takes its time gets the newest summary only, however many there were.
 func TestChangesAreCoalesced(t *testing.T) {
 	s := state.New()
-	h := newHub(fsm.New(s, 0, nil))
+	h := newHub(fsm.New(s, 0, nil), newMetrics())
 	defer h.watch("r")()
 	_, changed := h.get("r")
 	for i := range 100 {
