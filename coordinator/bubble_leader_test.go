@@ -215,8 +215,7 @@ func TestEtcd20418_PausedLeaderReads(t *testing.T) {
 				c.must(time.Second, registerOp("before"))
 				old := b.leader()
 				node := old.running()
-				held := make(chan struct{})
-				old.log.disk(func([]*raft.Log) error { <-held; return nil }) // raft's main loop stands still in it
+				old.log.stick() // and raft's main loop with it
 				b.net.pause(old.at)
 				lost := make(chan error, 1)
 				go func() {
@@ -231,7 +230,6 @@ func TestEtcd20418_PausedLeaderReads(t *testing.T) {
 				require.NoError(t, err, "it does not know yet")
 				stale := b.readers(node, "meanwhile", 50)
 				old.log.disk(nil)
-				close(held)
 				time.Sleep(time.Duration(i) * time.Millisecond)
 				b.net.resume(old.at)
 				require.Zero(t, stale())

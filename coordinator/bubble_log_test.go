@@ -20,6 +20,7 @@ type memLog struct {
 	values map[string][]byte
 	terms  map[string]uint64
 	fault  func([]*raft.Log) error // called before a write, which waits for it; nil when the disk is well
+	freed  chan struct{}           // closed when a disk that is stuck goes on
 }
 
 func newMemLog() *memLog {
@@ -32,7 +33,7 @@ func (m *memLog) copy() *memLog {
 	defer m.mu.Unlock()
 	return &memLog{
 		log: maps.Clone(m.log), first: m.first, last: m.last, past: maps.Clone(m.past),
-		values: maps.Clone(m.values), terms: maps.Clone(m.terms), fault: m.fault,
+		values: maps.Clone(m.values), terms: maps.Clone(m.terms),
 	}
 }
 
@@ -41,6 +42,19 @@ func (m *memLog) disk(fault func([]*raft.Log) error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.fault = fault
+	if m.freed != nil {
+		close(m.freed)
+		m.freed = nil
+	}
+}
+
+// stick blocks writes until disk is called.
+func (m *memLog) stick() {
+	freed := make(chan struct{})
+	m.disk(func([]*raft.Log) error { <-freed; return nil })
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.freed = freed
 }
 
 func (m *memLog) Close() error      { return nil }

@@ -28,8 +28,9 @@ type bubble struct {
 	began   time.Time
 	config  func(*Config) // changes every node's configuration
 
-	mu   sync.Mutex // guards acks
-	acks []ack
+	mu    sync.Mutex // guards acks, fence
+	acks  []ack
+	fence uint64 // the highest that was given
 }
 
 // ack is a result that a caller was given.
@@ -286,6 +287,7 @@ func (b *bubble) acknowledged(a ack) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.acks = append(b.acks, a)
+	b.fence = max(b.fence, a.result.GetRegister().GetFence())
 }
 
 // must commits an operation that has to succeed within a time.

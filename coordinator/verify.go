@@ -78,13 +78,13 @@ func (v *verified) StoreLogs(logs []*raft.Log) error {
 
 // DeleteRange implements raft.LogStore.
 func (v *verified) DeleteRange(first, last uint64) error {
-	v.mu.Lock()
-	defer v.mu.Unlock()
 	end, err := v.LastIndex()
 	if err != nil {
 		return err
 	}
 	if last >= end {
+		v.mu.Lock() // compaction does not come here: it must not wait for a write
+		defer v.mu.Unlock()
 		v.beginLocked() // before anything goes, so that a reader that misses it is no longer heard
 	}
 	return v.logStore.DeleteRange(first, last)
