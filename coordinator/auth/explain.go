@@ -8,6 +8,7 @@ import (
 	"net"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -99,7 +100,8 @@ func (c *Credentials) theirs(err *tls.CertificateVerificationError, address stri
 		return refused("the certificate of %s is that of %s: a coordinator was expected, check the address", address, bearerOf(host.Certificate))
 	case errors.As(err, &host):
 		name := host.Certificate.Subject.CommonName
-		return refused("the certificate of node %s is for %s and not for %s: use one of these, or make one that has it with rlctl cluster certs --renew --nodes %s=%s", name, hosts(host.Certificate), host.Host, name, host.Host)
+		all := hosts(host.Certificate)
+		return refused("the certificate of node %s is for %s and not for %s: use one of these, or make one that has it with rlctl cluster certs --renew --nodes %s=%s,%s", name, join(all, "and"), host.Host, name, strings.Join(all, ","), host.Host)
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && now.Before(invalid.Cert.NotBefore):
 		return refused("the certificate of %s is valid from %s only, and here it is %s: set the clocks right", address, date(invalid.Cert.NotBefore), date(now))
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
@@ -195,10 +197,10 @@ func bearerOf(c *x509.Certificate) string {
 	return fmt.Sprintf("%q", c.Subject.CommonName)
 }
 
-func hosts(c *x509.Certificate) string {
+func hosts(c *x509.Certificate) []string {
 	names := slices.Clone(c.DNSNames)
 	for _, ip := range c.IPAddresses {
 		names = append(names, ip.String())
 	}
-	return join(names, "and")
+	return names
 }

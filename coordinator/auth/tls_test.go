@@ -101,7 +101,7 @@ func TestServersThatAreNotTrusted(t *testing.T) {
 		words  []string
 	}{
 		"not a coordinator": {issue(t, ca, "worker/evil", year, "127.0.0.1"), []string{"worker/evil", "a coordinator was expected"}},
-		"another host":      {issue(t, ca, "coordinator/n1", year, "n1.example", "10.0.0.9"), []string{"n1.example and 10.0.0.9", "not for 127.0.0.1", "--nodes n1=127.0.0.1"}},
+		"another host":      {issue(t, ca, "coordinator/n1", year, "n1.example", "10.0.0.9"), []string{"n1.example and 10.0.0.9", "not for 127.0.0.1", "--nodes n1=n1.example,10.0.0.9,127.0.0.1"}},
 		"expired":           {issue(t, ca, "coordinator/n1", time.Nanosecond, "127.0.0.1"), []string{"expired on", "renew"}},
 		"not for servers":   {issue(t, ca, "admin/a", year), []string{"that of admin/a", "a coordinator was expected"}},
 	} {
