@@ -66,7 +66,7 @@ type Config struct {
 
 	// Authenticate returns what lets callers of the RPCs in; nil is nothing, and
 	// then the node serves Unix sockets and loopback addresses only.
-	Authenticate func(*Node) []grpc.ServerOption
+	Authenticate func(*Node) ([]grpc.ServerOption, error)
 
 	level  int32                             // of the commands it knows; a test's older node
 	faults func(raft.LogStore) raft.LogStore // a test's bad disk

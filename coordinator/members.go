@@ -173,6 +173,21 @@ func (n *Node) raiseLevel(ctx context.Context, s *state.State) error {
 	return n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_Identify{Identify: &raftlog.Identify{Cluster: s.Clock().Cluster, Level: level}}})
 }
 
+// Token returns a token of the newest state this node has, nil when there is none.
+func (n *Node) Token(id string) *raftlog.Token {
+	s, _ := n.Stale()
+	return s.Token(id)
+}
+
+// LogTime is the newest log time this node knows, in nanoseconds; tokens end by it.
+func (n *Node) LogTime() int64 {
+	if r := n.reign.Load(); r != nil {
+		return r.now()
+	}
+	clock, _, _ := n.fsm.Progress()
+	return clock.GetNowNs()
+}
+
 // level is that of the commands the cluster takes, 0 while that is not known.
 func (n *Node) level() int32 {
 	clock, _, _ := n.fsm.Progress()

@@ -27,7 +27,10 @@ func (n *Node) Serve(l net.Listener) error {
 	}
 	var options []grpc.ServerOption
 	if n.cfg.Authenticate != nil {
-		options = n.cfg.Authenticate(n)
+		var err error
+		if options, err = n.cfg.Authenticate(n); err != nil {
+			return errors.Join(fmt.Errorf("coordinator: serve: %w", err), l.Close())
+		}
 	}
 	s := grpc.NewServer(append(options,
 		grpc.MaxRecvMsgSize(n.cfg.MaxMessage), grpc.MaxSendMsgSize(n.cfg.MaxMessage),

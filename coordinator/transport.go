@@ -22,12 +22,15 @@ import (
 
 // TransportConfig says how a node reaches the others of its cluster.
 type TransportConfig struct {
-	Node      string      // id of this node
-	Listen    string      // address that takes log entries, host:port
-	Advertise string      // what the others dial; empty: Listen
-	TLS       *tls.Config // for both sides, asking for the other's certificate; nil: plain TCP
+	Node      string // id of this node
+	Listen    string // address that takes log entries, host:port
+	Advertise string // what the others dial; empty: Listen
 	Timeout   time.Duration
 	Logger    *slog.Logger
+
+	// TLS is for both sides, asking for the other's certificate; it is called for
+	// each connection that is dialed. nil: plain TCP, on loopback addresses only.
+	TLS func() (*tls.Config, error)
 }
 
 // Transport carries raft's messages over TCP. Each connection begins with a
@@ -53,6 +56,11 @@ func NewTransport(ctx context.Context, cfg TransportConfig) (*Transport, error) 
 	}
 	y := &layer{cfg: cfg, listener: l, ready: make(chan net.Conn), done: make(chan struct{}), said: map[string]time.Time{}, open: map[*tracked]struct{}{}}
 	y.stopping, y.stop = context.WithCancel(context.WithoutCancel(ctx))
+	if cfg.TLS != nil {
+		if y.tls, err = cfg.TLS(); err != nil {
+			return nil, errors.Join(fmt.Errorf("coordinator: listen for other nodes on %s: %w", cfg.Listen, err), l.Close())
+		}
+	}
 	y.work.Go(y.accept)
 	return &Transport{layer: y, NetworkTransport: raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: y, MaxPool: 3, Timeout: cfg.Timeout, Logger: raftlogslog.New(cfg.Logger).Named("transport"),
@@ -89,6 +97,7 @@ const (
 // layer is raft's stream layer.
 type layer struct {
 	cfg      TransportConfig
+	tls      *tls.Config // of the listener; nil: none
 	listener net.Listener
 	ready    chan net.Conn
 	done     chan struct{}
@@ -161,8 +170,8 @@ func (y *layer) accept() {
 func (y *layer) welcome(c net.Conn) {
 	end := context.AfterFunc(y.stopping, func() { _ = c.Close() }) // unblocks the handshake
 	defer end()
-	if y.cfg.TLS != nil {
-		c = tls.Server(c, y.cfg.TLS)
+	if y.tls != nil {
+		c = tls.Server(c, y.tls)
 	}
 	theirs, err := func() (hello, error) {
 		if err := c.SetDeadline(time.Now().Add(helloTimeout)); err != nil {
@@ -247,11 +256,11 @@ func (y *layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Con
 		return nil, err
 	}
 	if y.cfg.TLS != nil {
-		cfg := y.cfg.TLS.Clone()
-		if cfg.ServerName == "" {
-			host, _, _ := net.SplitHostPort(string(address)) // it was dialed
-			cfg.ServerName = host
+		cfg, err := y.cfg.TLS()
+		if err != nil {
+			return nil, errors.Join(err, c.Close())
 		}
+		cfg.ServerName, _, _ = net.SplitHostPort(string(address)) // it was dialed
 		c = tls.Client(c, cfg)
 	}
 	end := context.AfterFunc(y.stopping, func() { _ = c.Close() })

@@ -35,6 +35,20 @@ func (v selection) records(yield func(*raftlog.Record) bool) {
 			}
 		}
 	}
+	if v.wants(pb.Kind_KIND_MEMBER) {
+		for _, m := range s.Members() {
+			if !yield(&raftlog.Record{Record: &raftlog.Record_Member{Member: m}}) {
+				return
+			}
+		}
+	}
+	if v.wants(pb.Kind_KIND_TOKEN) {
+		for _, t := range s.Tokens() {
+			if !yield(&raftlog.Record{Record: &raftlog.Record_Token{Token: t}}) {
+				return
+			}
+		}
+	}
 	for _, r := range v.runs() {
 		if !v.ofRun(r, yield) {
 			return

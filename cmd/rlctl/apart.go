@@ -37,7 +37,7 @@ func (s *session) apart(ctx context.Context) error {
 	// The workers end first, then what they work with, then the coordinator.
 	base, stop := context.WithCancel(context.WithoutCancel(ctx))
 	coordinator := roles.NewChildren(program, s.log, logs, giveUp)
-	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address}}, drainWithin)
+	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address, "--insecure"}}, drainWithin)
 	defer coordinator.Wait()
 	defer stop()
 	if err := s.awaitCoordinator(ctx); err != nil {

@@ -69,7 +69,7 @@ func rootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddCommand(runCommand(), runsCommand(), tryCommand(), evalCommand(), policyCommand(), doctorCommand(),
-		experimentCommand(), taskCommand(), trajCommand())
+		experimentCommand(), taskCommand(), trajCommand(), clusterCommand())
 	argsAreUsage(root)
 	return root
 }

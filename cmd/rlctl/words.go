@@ -1,9 +1,9 @@
 package main
 
 import (
-	"runtime/debug"
 	"strings"
 
+	"github.com/rlfleet/rlfleet/cmd/internal/roles"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -16,22 +16,4 @@ func episodeState(e *raftlog.Episode) string { return word(e.State.String(), "EP
 func versionState(v *raftlog.PolicyVersion) string { return word(v.State.String(), "VERSION_STATE_") }
 
 // version names the build.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "dev"
-	}
-	rev, dirty := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision" && len(s.Value) >= 12:
-			rev = s.Value[:12]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = "+changes"
-		}
-	}
-	if rev == "" {
-		return "dev"
-	}
-	return rev + dirty
-}
+func version() string { return roles.Build() }

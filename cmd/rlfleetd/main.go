@@ -70,10 +70,21 @@ func logger(role string) *slog.Logger {
 }
 
 func coordinatorCommand() *cobra.Command {
-	var storage, listen string
+	var storage, listen, config string
+	var insecure bool
 	c := &cobra.Command{
-		Use: "coordinator", Short: "Keep the replicated state of the runs of a storage.", Args: cobra.NoArgs,
+		Use: "coordinator", Short: "Keep the replicated state: as a node of a cluster (--config), or alone for the runs of a storage.", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if config != "" {
+				node, err := roles.LoadNode(config)
+				if err != nil {
+					return err
+				}
+				return roles.RunNode(cmd.Context(), node, roles.Build(), logger("coordinator").With("node", node.Node))
+			}
+			if listen != "" && !insecure {
+				return errors.New("nothing authenticates who reaches --listen: say --insecure if every user of this machine may, or run a node with --config")
+			}
 			objects, err := file.Open(storage)
 			if err != nil {
 				return err
@@ -88,12 +99,14 @@ func coordinatorCommand() *cobra.Command {
 				}
 			}
 			return roles.RunCoordinator(cmd.Context(), roles.CoordinatorConfig{
-				Storage: storage, Store: objects, Listen: listen, Build: "rlfleetd", Log: logger("coordinator"),
+				Storage: storage, Store: objects, Listen: listen, Build: roles.Build(), Log: logger("coordinator"),
 			}, func() {})
 		},
 	}
 	c.Flags().StringVar(&storage, "storage", ".rlfleet", "directory of the file storage")
 	c.Flags().StringVar(&listen, "listen", "", "loopback address for the other roles")
+	c.Flags().BoolVar(&insecure, "insecure", false, "let every user of this machine in at --listen")
+	c.Flags().StringVar(&config, "config", "", "file of a node of a cluster")
 	return c
 }
 
@@ -165,7 +178,7 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 	}
 	p, err := roles.NewProcess(ctx, roles.Config{
 		Plan: plan, Run: f.run, Storage: dir, Store: objects, Client: c, Listen: "127.0.0.1",
-		Name: f.name, Guest: f.guest, Build: "rlfleetd", Log: logger(role), Journal: journal,
+		Name: f.name, Guest: f.guest, Build: roles.Build(), Log: logger(role), Journal: journal,
 	})
 	if err != nil {
 		return err

@@ -65,7 +65,7 @@ type peers struct {
 func newPeers(cfg Config) (*peers, error) {
 	p := &peers{cfg: cfg, given: len(cfg.Addresses)}
 	if cfg.Conn != nil {
-		p.services = []pb.CoordinatorClient{pb.NewCoordinatorClient(cfg.Conn)}
+		p.services = []pb.CoordinatorClient{newService(cfg.Conn)}
 		return p, nil
 	}
 	for _, a := range cfg.Addresses {
@@ -90,7 +90,7 @@ func (p *peers) addLocked(address string) error {
 		return err
 	}
 	p.conns, p.addresses = append(p.conns, conn), append(p.addresses, address)
-	p.services = append(p.services, pb.NewCoordinatorClient(conn))
+	p.services = append(p.services, newService(conn))
 	return nil
 }
 
