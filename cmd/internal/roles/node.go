@@ -36,12 +36,33 @@ type NodeConfig struct {
 	Insecure  bool           `yaml:"insecure"` // no TLS and no tokens; loopback addresses only
 	Metrics   string         `yaml:"metrics"`  // Prometheus, loopback address; empty: none
 	Election  string         `yaml:"election"` // heartbeat and election timeout, a Go duration
+	Log       NodeLog        `yaml:"log"`      // how much of it is kept; what is 0 is the default
 }
 
 // NodeAdvertised are a node's addresses as others see them.
 type NodeAdvertised struct {
 	Listen string `yaml:"listen"`
 	Raft   string `yaml:"raft"`
+}
+
+// NodeLog says when the log is replaced by a snapshot.
+type NodeLog struct {
+	SegmentBytes  int    `yaml:"segmentBytes"`  // size of its files
+	SnapshotAfter uint64 `yaml:"snapshotAfter"` // entries between two snapshots
+	Trailing      uint64 `yaml:"trailing"`      // entries kept behind a snapshot, for nodes that lag
+}
+
+// into overwrites the defaults.
+func (l NodeLog) into(cfg *coordinator.Config) {
+	if l.SegmentBytes > 0 {
+		cfg.SegmentBytes = l.SegmentBytes
+	}
+	if l.SnapshotAfter > 0 {
+		cfg.SnapshotAfter = l.SnapshotAfter
+	}
+	if l.Trailing > 0 {
+		cfg.TrailingLogs = l.Trailing
+	}
 }
 
 // NodeTLS names PEM files, as rlctl cluster certs makes them.
@@ -117,6 +138,7 @@ func (c NodeConfig) config(ctx context.Context, build string, log *slog.Logger, 
 	cfg := coordinator.DefaultConfig(c.Dir)
 	cfg.Node, cfg.Cluster, cfg.Version, cfg.Logger, cfg.Registerer = c.Node, true, build, log, reg
 	cfg.Election, _ = time.ParseDuration(c.Election) // Validate has
+	c.Log.into(&cfg)
 	cfg.Address = c.Listen
 	if c.Advertise.Listen != "" {
 		cfg.Address = c.Advertise.Listen
