@@ -1,6 +1,8 @@
 package state
 
 import (
+	"fmt"
+
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -101,7 +103,7 @@ func (s *State) draw(r *raftlog.Run) (env, task, times int32, found bool) {
 		cfg := r.Config.Envs[e]
 		drawn := r.Cursors[e].Drawn
 		for range cfg.Tasks {
-			t := taskAt(r.Config, e, drawn)
+			t := s.taskAt(r, e, drawn)
 			drawn++
 			if quarantined(r, e, t) {
 				continue
@@ -131,24 +133,48 @@ func envOrder(r *raftlog.Run) []int32 {
 	return order
 }
 
+// shuffle is the order of an env's tasks in one epoch.
+type shuffle struct {
+	epoch int64
+	order []int32
+}
+
+func shuffleKey(run string, env int32) string { return fmt.Sprintf("%s/%d", run, env) }
+
 // taskAt returns the n-th task drawn from an env: epoch after epoch, each in an order of its own when shuffled.
-func taskAt(c *raftlog.RunConfig, env int32, n int64) int32 {
-	e := c.Envs[env]
+func (s *State) taskAt(r *raftlog.Run, env int32, n int64) int32 {
+	e := r.Config.Envs[env]
 	size := int64(len(e.Tasks))
 	if !e.Shuffle {
 		return int32(n % size)
 	}
-	seed := mix(mix(uint64(c.Seed), uint64(env)+0x7a5), uint64(n/size))
+	k := shuffleKey(r.Id, env)
+	x, found := s.shuffles[k]
+	if !found || x.epoch != n/size {
+		x = shuffle{n / size, shuffled(mix(mix(uint64(r.Config.Seed), uint64(env)+0x7a5), uint64(n/size)), size)}
+		s.shuffles[k] = x
+	}
+	return x.order[n%size]
+}
+
+// shuffled is a permutation by Fisher and Yates. It is part of the log's meaning and must not change.
+func shuffled(seed uint64, size int64) []int32 {
 	perm := make([]int32, size)
 	for i := range perm {
 		perm[i] = int32(i)
 	}
-	for i := size - 1; i > 0; i-- { // Fisher–Yates
+	for i := size - 1; i > 0; i-- {
 		seed = mix(seed, uint64(i))
 		j := int64(seed % uint64(i+1))
 		perm[i], perm[j] = perm[j], perm[i]
 	}
-	return perm[n%size]
+	return perm
+}
+
+func (s *State) forgetShuffles(r *raftlog.Run) {
+	for i := range r.Config.Envs {
+		delete(s.shuffles, shuffleKey(r.Id, int32(i)))
+	}
 }
 
 func quarantined(r *raftlog.Run, env, task int32) bool {

@@ -94,6 +94,9 @@ func checkDerived(s *State, bad *report) {
 			want.counts[g.Run] = c
 			want.active.Set(k, g)
 		}
+		if g.Suite != "" && g.State == raftlog.GroupState_GROUP_STATE_OPEN {
+			want.evaluating.Set(k, g)
+		}
 		if g.EndedEvent > s.clock.Mirrored {
 			want.ended.Set(seqKey(g.EndedEvent), k)
 		}
@@ -111,6 +114,12 @@ func checkDerived(s *State, bad *report) {
 			agents[ep.Host]++
 		}
 		want.counts[ep.Run] = c
+		return true
+	})
+	s.outbox.Scan(func(_ string, e *raftlog.Event) bool {
+		c := want.counts[e.Run]
+		c.events++
+		want.counts[e.Run] = c
 		return true
 	})
 	s.jobs.Scan(func(k string, j *raftlog.VerifyJob) bool {
@@ -136,6 +145,9 @@ func checkDerived(s *State, bad *report) {
 	}
 	if bad2 := diff("active", &s.active, &want.active); len(bad2) > 0 {
 		bad.addf("active differs: %v", bad2)
+	}
+	if bad2 := diff("evaluating", &s.evaluating, &want.evaluating); len(bad2) > 0 {
+		bad.addf("evaluating differs: %v", bad2)
 	}
 	if fmt.Sprint(s.ended.Keys(), s.ended.Values()) != fmt.Sprint(want.ended.Keys(), want.ended.Values()) {
 		bad.addf("ended is %v, want %v", s.ended.Keys(), want.ended.Keys())

@@ -36,6 +36,13 @@ func (s *State) putGroup(g *raftlog.Group) {
 	if is {
 		s.active.Set(k, g)
 	}
+	if g.Suite != "" {
+		if g.State == raftlog.GroupState_GROUP_STATE_OPEN {
+			s.evaluating.Set(k, g)
+		} else {
+			s.evaluating.Delete(k)
+		}
+	}
 	s.groups.Set(k, g)
 	s.note(KindGroup, k)
 }
@@ -162,12 +169,10 @@ func (s *State) dropGroupAs(g *raftlog.Group, reason string, requeue bool, cut o
 
 // dropOpen drops every group of a run that has not ended.
 func (s *State) dropOpen(run, reason string) {
-	for _, k := range under(&s.groups, run+"/") {
-		g, _ := s.groups.Get(k)
-		switch g.State {
-		case raftlog.GroupState_GROUP_STATE_OPEN, raftlog.GroupState_GROUP_STATE_COMPLETE, raftlog.GroupState_GROUP_STATE_ASSIGNED:
-			s.dropGroupAs(g, reason, false, outcome.Cancelled)
-		}
+	open := append(list(&s.active, run+"/"), list(&s.evaluating, run+"/")...)
+	slices.SortFunc(open, func(a, b *raftlog.Group) int { return cmp.Compare(a.Id, b.Id) })
+	for _, g := range open {
+		s.dropGroupAs(g, reason, false, outcome.Cancelled)
 	}
 }
 

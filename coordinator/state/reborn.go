@@ -56,7 +56,7 @@ func (s *State) diverged(d *raftlog.Diverged) *raftlog.Result {
 		return true
 	})
 	for _, k := range waiting {
-		s.outbox.Delete(k)
+		s.dropEvent(k)
 	}
 	for _, g := range s.Groups(d.Run) { // no event of theirs will be mirrored
 		s.ended.Delete(seqKey(g.EndedEvent))

@@ -142,8 +142,8 @@ func (s *State) assignAgain(run string, n, lineage int64) (groups, members int64
 // forgetEvals ends and forgets the evaluations of versions above to: those
 // that take their numbers are evaluated anew.
 func (s *State) forgetEvals(run string, to int64) {
-	for _, g := range s.Groups(run) {
-		if g.Suite != "" && g.Pin > to && g.State == raftlog.GroupState_GROUP_STATE_OPEN {
+	for _, g := range list(&s.evaluating, run+"/") {
+		if g.Pin > to {
 			s.dropGroup(g, fmt.Sprintf("version %d was superseded", g.Pin), false)
 		}
 	}

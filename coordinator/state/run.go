@@ -172,12 +172,7 @@ func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 	if !terminal(r.State) {
 		return refuse(raftlog.Code_CODE_CONFLICT, fmt.Sprintf("run %s is %s: cancel it first", r.Id, StateName(r.State)))
 	}
-	waiting := false
-	s.outbox.Scan(func(_ string, e *raftlog.Event) bool {
-		waiting = e.Run == r.Id
-		return !waiting
-	})
-	if waiting {
+	if s.counts[r.Id].events > 0 {
 		return refuse(raftlog.Code_CODE_CONFLICT, "the last events are still being written to storage: try again")
 	}
 	s.keepProject(r)
@@ -192,6 +187,7 @@ func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 	s.runs.Delete(r.Id)
 	s.note(KindRun, r.Id)
 	delete(s.counts, r.Id)
+	s.forgetShuffles(r)
 	return ok()
 }
 

@@ -146,7 +146,7 @@ func (s *State) load(r *raftlog.Record) error {
 	case *raftlog.Record_Client:
 		s.putClient(v.Client)
 	case *raftlog.Record_Event:
-		s.outbox.Set(seqKey(v.Event.Seq), v.Event)
+		s.putEvent(v.Event)
 	case *raftlog.Record_Member:
 		s.peers.Set(v.Member.Id, v.Member)
 	case *raftlog.Record_Token:

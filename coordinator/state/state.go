@@ -49,56 +49,60 @@ type State struct {
 	projects table[*raftlog.Project] // of removed runs
 
 	// Derived from the tables, kept by their put functions.
-	queue  set                   // episodes to lease, in the order they are leased
-	leased set                   // episodes under lease
-	ready  set                   // verify jobs to lease
-	judged set                   // verify jobs under lease
-	active table[*raftlog.Group] // training groups open, complete or assigned
-	ended  table[string]         // groups whose end is not mirrored yet, by the event of it
-	idle   set                   // clients, by when they were seen
-	counts map[string]counts     // by run
+	queue      set                   // episodes to lease, in the order they are leased
+	leased     set                   // episodes under lease
+	ready      set                   // verify jobs to lease
+	judged     set                   // verify jobs under lease
+	active     table[*raftlog.Group] // training groups open, complete or assigned
+	evaluating table[*raftlog.Group] // evaluation groups open
+	ended      table[string]         // groups whose end is not mirrored yet, by the event of it
+	idle       set                   // clients, by when they were seen
+	counts     map[string]counts     // by run
 
-	private map[string]*raftlog.Run // runs that the entry being applied has copied
-	noting  bool                    // see Journal
-	notes   []note
+	shuffles map[string]shuffle      // the order of tasks that draws are in, by run and env
+	private  map[string]*raftlog.Run // runs that the entry being applied has copied
+	noting   bool                    // see Journal
+	notes    []note
 }
 
-// counts are the lengths of the derived sets, by run.
-type counts struct{ queued, leased, jobs, judged, outstanding int }
+// counts are the lengths of the derived sets and of the outbox, by run.
+type counts struct{ queued, leased, jobs, judged, outstanding, events int }
 
 // New returns an empty state.
 func New() *State {
-	return &State{clock: &raftlog.Clock{NextFence: 1, NextEvent: 1}, counts: map[string]counts{}, private: map[string]*raftlog.Run{}}
+	return &State{clock: &raftlog.Clock{NextFence: 1, NextEvent: 1}, counts: map[string]counts{}, private: map[string]*raftlog.Run{}, shuffles: map[string]shuffle{}}
 }
 
 // Fork returns a copy in O(1); afterwards each side changes alone.
 func (s *State) Fork() *State {
 	f := &State{
-		clock:    s.clock,
-		runs:     *s.runs.Copy(),
-		versions: *s.versions.Copy(),
-		groups:   *s.groups.Copy(),
-		episodes: *s.episodes.Copy(),
-		jobs:     *s.jobs.Copy(),
-		steps:    *s.steps.Copy(),
-		gangs:    *s.gangs.Copy(),
-		publish:  *s.publish.Copy(),
-		nodes:    *s.nodes.Copy(),
-		evals:    *s.evals.Copy(),
-		clients:  *s.clients.Copy(),
-		outbox:   *s.outbox.Copy(),
-		peers:    *s.peers.Copy(),
-		tokens:   *s.tokens.Copy(),
-		projects: *s.projects.Copy(),
-		queue:    *s.queue.Copy(),
-		leased:   *s.leased.Copy(),
-		ready:    *s.ready.Copy(),
-		judged:   *s.judged.Copy(),
-		active:   *s.active.Copy(),
-		ended:    *s.ended.Copy(),
-		idle:     *s.idle.Copy(),
-		counts:   make(map[string]counts, len(s.counts)),
-		private:  map[string]*raftlog.Run{},
+		clock:      s.clock,
+		runs:       *s.runs.Copy(),
+		versions:   *s.versions.Copy(),
+		groups:     *s.groups.Copy(),
+		episodes:   *s.episodes.Copy(),
+		jobs:       *s.jobs.Copy(),
+		steps:      *s.steps.Copy(),
+		gangs:      *s.gangs.Copy(),
+		publish:    *s.publish.Copy(),
+		nodes:      *s.nodes.Copy(),
+		evals:      *s.evals.Copy(),
+		clients:    *s.clients.Copy(),
+		outbox:     *s.outbox.Copy(),
+		peers:      *s.peers.Copy(),
+		tokens:     *s.tokens.Copy(),
+		projects:   *s.projects.Copy(),
+		queue:      *s.queue.Copy(),
+		leased:     *s.leased.Copy(),
+		ready:      *s.ready.Copy(),
+		judged:     *s.judged.Copy(),
+		active:     *s.active.Copy(),
+		evaluating: *s.evaluating.Copy(),
+		ended:      *s.ended.Copy(),
+		idle:       *s.idle.Copy(),
+		counts:     make(map[string]counts, len(s.counts)),
+		private:    map[string]*raftlog.Run{},
+		shuffles:   map[string]shuffle{},
 	}
 	for k, v := range s.counts {
 		f.counts[k] = v
@@ -247,8 +251,27 @@ func holds(l *raftlog.Lease, n *raftlog.NodeRef, fence uint64) bool {
 func (s *State) emit(run string, e *raftlog.Event) uint64 {
 	e.Seq, e.AtNs, e.Run = s.clock.NextEvent, s.clock.NowNs, run
 	s.clock.NextEvent++
-	s.outbox.Set(seqKey(e.Seq), e)
+	s.putEvent(e)
 	return e.Seq
+}
+
+func (s *State) putEvent(e *raftlog.Event) {
+	s.outbox.Set(seqKey(e.Seq), e)
+	c := s.counts[e.Run]
+	c.events++
+	s.counts[e.Run] = c
+}
+
+// dropEvent takes an event that is in the store, or will never be, out of the outbox.
+func (s *State) dropEvent(k string) {
+	e, found := s.outbox.Delete(k)
+	if !found {
+		return
+	}
+	if c, is := s.counts[e.Run]; is {
+		c.events--
+		s.counts[e.Run] = c
+	}
 }
 
 // Outbox returns up to limit events not yet mirrored, in order.
@@ -271,7 +294,7 @@ func (s *State) markMirrored(m *raftlog.Mirrored) *raftlog.Result {
 		if !found || k > limit {
 			break
 		}
-		s.outbox.Delete(k)
+		s.dropEvent(k)
 	}
 	for {
 		k, group, found := s.ended.Min()

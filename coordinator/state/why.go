@@ -97,7 +97,7 @@ func (s *State) waits(r *raftlog.Run) string {
 	if st, assigned := s.steps.Get(numberKey(r.Id, r.Head)); assigned {
 		return fmt.Sprintf("the trainer to commit step %d, assigned %s ago", st.Step, seconds(s.clock.NowNs-st.AssignedNs))
 	}
-	if v, is := s.due(r); is && (r.Live < 0 || c == counts{outstanding: c.outstanding}) {
+	if v, is := s.due(r); is && (r.Live < 0 || c == counts{outstanding: c.outstanding, events: c.events}) {
 		by := ""
 		if p, found := s.publish.Get(r.Id); found && p.Lease != nil {
 			by = fmt.Sprintf(", which %s began %s ago", p.Lease.Holder, seconds(s.clock.NowNs-p.Lease.GrantedNs))
