@@ -5,10 +5,10 @@ GO ?= go
 BIN := bin
 PKGS := ./...
 
-.PHONY: help deps build demo latency test race lint proto bench chaos e2e clean
+.PHONY: help deps build demo latency test race lint proto bench bench-coordinator chaos e2e clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 20
 
 deps: ## install the distribution's packages that rlfleet uses (Debian: bubblewrap)
 	@./tools/deps
@@ -36,6 +36,9 @@ proto: ## generate the code of proto/
 
 bench: build ## measure against the floors; exits 1 when one is short
 	@./tools/bench
+
+bench-coordinator: ## measure the coordinator beside etcd; exits 1 when a floor is short
+	@./tools/bench-coordinator
 
 chaos: ## kill every role at random moments and check that nothing is lost
 	@./tools/chaos

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime/pprof"
@@ -14,9 +15,8 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/test/bench/load"
 )
@@ -47,14 +47,6 @@ type figures struct {
 }
 
 func (c loadConfig) drive(ctx context.Context) (out figures, err error) {
-	info := transport.TLSInfo{
-		CertFile: filepath.Join(c.tls, "cert.pem"), KeyFile: filepath.Join(c.tls, "key.pem"),
-		TrustedCAFile: filepath.Join(c.tls, "ca.pem"), MinVersion: tls.VersionTLS13,
-	}
-	secure, err := info.ClientConfig()
-	if err != nil {
-		return out, err
-	}
 	if c.profile != "" {
 		f, err := os.Create(c.profile)
 		if err != nil {
@@ -72,9 +64,9 @@ func (c loadConfig) drive(ctx context.Context) (out figures, err error) {
 	defer cancel()
 	switch c.system {
 	case "etcd":
-		out.Figures, err = c.puts(ctx, secure)
+		out.Figures, err = c.puts(ctx)
 	case "rlfleet":
-		out.Figures, err = c.grants(ctx, secure)
+		out.Figures, err = c.grants(ctx)
 	default:
 		return out, fmt.Errorf("system %q is neither etcd nor rlfleet", c.system)
 	}
@@ -86,7 +78,15 @@ func (c loadConfig) drive(ctx context.Context) (out figures, err error) {
 
 // puts drives etcd: a put of 64 bytes, about the size of a request for an
 // episode, to one of 100,000 keys. Its leader is asked, as the coordinator's is.
-func (c loadConfig) puts(ctx context.Context, secure *tls.Config) (load.Figures, error) {
+func (c loadConfig) puts(ctx context.Context) (load.Figures, error) {
+	info := transport.TLSInfo{
+		CertFile: filepath.Join(c.tls, "cert.pem"), KeyFile: filepath.Join(c.tls, "key.pem"),
+		TrustedCAFile: filepath.Join(c.tls, "ca.pem"), MinVersion: tls.VersionTLS13,
+	}
+	secure, err := info.ClientConfig()
+	if err != nil {
+		return load.Figures{}, err
+	}
 	leader, err := leaderOfEtcd(ctx, c.addresses, secure)
 	if err != nil {
 		return load.Figures{}, err
@@ -129,25 +129,24 @@ func leaderOfEtcd(ctx context.Context, addresses []string, secure *tls.Config) (
 }
 
 // grants drives the coordinator: a request for episodes of a run that never lacks them.
-func (c loadConfig) grants(ctx context.Context, secure *tls.Config) (f load.Figures, err error) {
+func (c loadConfig) grants(ctx context.Context) (f load.Figures, err error) {
+	creds, err := auth.FilesIn(c.tls).Load(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil {
+		return f, err
+	}
+	dial, err := auth.DialOptions(creds, "")
+	if err != nil {
+		return f, err
+	}
 	var clients []*client.Client
-	var conns []*grpc.ClientConn
 	defer func() {
 		for _, x := range clients {
 			err = errors.Join(err, x.Close())
 		}
-		for _, x := range conns {
-			err = errors.Join(err, x.Close())
-		}
 	}()
 	for i := range c.connections {
-		conn, err := grpc.NewClient("passthrough:///"+c.addresses[0], append(client.DialOptions(), grpc.WithTransportCredentials(credentials.NewTLS(secure)))...)
-		if err != nil {
-			return f, err
-		}
-		conns = append(conns, conn)
-		cfg := client.DefaultConfig(fmt.Sprint("c", i))
-		cfg.Conn = conn
+		cfg := client.DefaultConfig(fmt.Sprint("c", i), c.addresses...)
+		cfg.Dial = dial
 		cfg.Lanes = c.Clients/c.connections + 4 // and some for what keeps the nodes registered
 		x, err := client.New(ctx, cfg)
 		if err != nil {
