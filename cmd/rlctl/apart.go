@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
@@ -22,10 +23,6 @@ func (s *session) apart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	address, err := freeAddress()
-	if err != nil {
-		return err
-	}
 	logs, err := os.OpenFile(filepath.Join(s.storage, "rlfleet.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return fmt.Errorf("open the log: %w", err)
@@ -35,21 +32,28 @@ func (s *session) apart(ctx context.Context) error {
 	defer give(nil)
 	giveUp := func(err error) { give(givenUp{err}) }
 	// The workers end first, then what they work with, then the coordinator.
-	base, stop := context.WithCancel(context.WithoutCancel(ctx))
-	coordinator := roles.NewChildren(program, s.log, logs, giveUp)
-	coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address, "--insecure"}}, drainWithin)
-	defer coordinator.Wait()
-	defer stop()
-	if err := s.awaitCoordinator(ctx); err != nil {
+	reach, err := s.reach()
+	if err != nil {
 		return err
+	}
+	if !s.flags.to.named() {
+		address := reach[1]
+		base, stop := context.WithCancel(context.WithoutCancel(ctx))
+		coordinator := roles.NewChildren(program, s.log, logs, giveUp)
+		coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address, "--insecure"}}, drainWithin)
+		defer coordinator.Wait()
+		defer stop()
+		if err := s.awaitCoordinator(ctx); err != nil {
+			return err
+		}
 	}
 	return s.withCoordinator(ctx, func(ctx context.Context, _ *client.Client) (func() error, error) {
 		workers, services := roles.NewChildren(program, s.log, logs, giveUp), roles.NewChildren(program, s.log, logs, giveUp)
 		under, stopServices := context.WithCancel(context.WithoutCancel(ctx))
-		for _, c := range s.children(address, "host", "engine", "publisher") {
+		for _, c := range s.children(reach, "host", "engine", "publisher") {
 			services.Start(under, c, drainWithin)
 		}
-		for _, c := range s.children(address, "verifier", "trainer", "rollout") {
+		for _, c := range s.children(reach, "verifier", "trainer", "rollout") {
 			workers.Start(ctx, c, drainWithin)
 		}
 		return func() error {
@@ -77,6 +81,28 @@ func (s *session) program() (string, error) {
 	return path, nil
 }
 
+// reach is how the children reach the coordinator, as flags that begin with --coordinator.
+func (s *session) reach() ([]string, error) {
+	to := s.flags.to
+	if !to.named() {
+		address, err := freeAddress()
+		return []string{"--coordinator", address}, err
+	}
+	addresses, _, err := to.dial()
+	if err != nil {
+		return nil, err
+	}
+	out := []string{"--coordinator", strings.Join(addresses, ",")}
+	switch dir := or(to.tls, os.Getenv(envTLS)); {
+	case to.insecure:
+	case dir == "":
+		return nil, usagef("--processes with a token is not possible: the token would show in the list of processes; give --tls DIR")
+	default:
+		out = append(out, "--tls", dir)
+	}
+	return out, nil
+}
+
 // freeAddress picks the loopback port that the coordinator keeps over its restarts.
 func freeAddress() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -87,8 +113,8 @@ func freeAddress() (string, error) {
 }
 
 // children returns the processes of some roles.
-func (s *session) children(address string, names ...string) []roles.Child {
-	common := []string{"--experiment", s.file, "--run", s.run, "--coordinator", address}
+func (s *session) children(reach []string, names ...string) []roles.Child {
+	common := append([]string{"--experiment", s.file, "--run", s.run}, reach...)
 	for _, x := range s.flags.sets {
 		common = append(common, "--set", x)
 	}

@@ -37,6 +37,7 @@ type runFlags struct {
 	guest     string
 	daemon    string
 	verbose   bool
+	to        reachFlags // a cluster; else a coordinator of its own
 }
 
 func runCommand() *cobra.Command {
@@ -57,6 +58,7 @@ func runCommand() *cobra.Command {
 	fl.StringVar(&f.metrics, "metrics", "127.0.0.1:0", "loopback address for Prometheus metrics; empty for none")
 	fl.StringVar(&f.guest, "guest", "", "rlguest program (default: beside rlctl)")
 	fl.StringVar(&f.daemon, "rlfleetd", "", "rlfleetd program, for --processes (default: beside rlctl)")
+	f.to.add(c)
 	fl.BoolVarP(&f.verbose, "verbose", "v", false, "log to the terminal instead of the storage's rlfleet.log")
 	return c
 }
@@ -82,8 +84,11 @@ func runExperiment(ctx context.Context, out io.Writer, path string, f runFlags) 
 		return err
 	}
 	defer cleanup()
-	if f.processes {
+	switch {
+	case f.processes:
 		return s.apart(ctx)
+	case f.to.named():
+		return s.workers(ctx)
 	}
 	return s.together(ctx)
 }
@@ -261,16 +266,33 @@ func (s *session) together(ctx context.Context) error {
 		case <-alive.Done():
 		}
 	}()
-	err = s.withCoordinator(alive, func(ctx context.Context, c *client.Client) (func() error, error) {
+	err = s.workers(alive)
+	die(nil)
+	<-watched
+	return errors.Join(err, node.Close())
+}
+
+// workers runs every role but the coordinator's in this process.
+func (s *session) workers(ctx context.Context) error {
+	return s.withCoordinator(ctx, func(ctx context.Context, c *client.Client) (func() error, error) {
 		p, err := roles.NewProcess(ctx, s.config(c))
 		if err != nil {
 			return nil, err
 		}
 		return func() error { return errors.Join(p.RunAll(ctx), p.Close()) }, nil
 	})
-	die(nil)
-	<-watched
-	return errors.Join(err, node.Close())
+}
+
+// connect returns a client of the run's coordinator: the cluster's that was named, or this storage's.
+func (s *session) connect(ctx context.Context) (*client.Client, func() error, error) {
+	if !s.flags.to.named() {
+		return roles.Connect(ctx, s.storage, "rlctl")
+	}
+	c, err := s.flags.to.client(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, c.Close, nil
 }
 
 // givenUp ends the work on a run of which a part cannot go on, such as a coordinator on a full disk.
@@ -285,7 +307,7 @@ func (s *session) config(c *client.Client) roles.Config {
 
 // withCoordinator chooses the run, starts its roles and shows them until the run ends or ctx does.
 func (s *session) withCoordinator(ctx context.Context, start func(context.Context, *client.Client) (func() error, error)) error {
-	c, disconnect, err := roles.Connect(ctx, s.storage, "rlctl")
+	c, disconnect, err := s.connect(ctx)
 	if err != nil {
 		return err
 	}

@@ -23,9 +23,11 @@ import (
 type storageFlag struct {
 	storage string
 	output  string
+	to      reachFlags // a cluster; else the coordinator of the storage
 }
 
 func (f *storageFlag) add(c *cobra.Command) {
+	f.to.add(c)
 	c.Flags().StringVar(&f.storage, "storage", "file://.rlfleet", "where the runs are kept")
 	c.Flags().StringVarP(&f.output, "output", "o", "table", "table or json")
 }
@@ -80,8 +82,15 @@ func (r *records) load(x *raftlog.Record) {
 	}
 }
 
-// dial reaches the coordinator that runs on this storage; nil when none does.
+// dial reaches the cluster that was named, else the coordinator that runs on this storage; nil when none does.
 func (f *storageFlag) dial(ctx context.Context) (*client.Client, func() error, error) {
+	if f.to.named() {
+		c, err := f.to.client(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		return c, c.Close, nil
+	}
 	if !roles.Listens(ctx, f.dir()) {
 		return nil, nil, nil
 	}
@@ -102,7 +111,7 @@ func (f *storageFlag) state(ctx context.Context, run string) (*records, error) {
 	if err := f.check(); err != nil {
 		return nil, err
 	}
-	if _, err := os.Stat(f.dir()); err != nil {
+	if _, err := os.Stat(f.dir()); err != nil && !f.to.named() {
 		return nil, fmt.Errorf("%s: there is no storage here: start a run, or name another with --storage", f.storage)
 	}
 	c, disconnect, err := f.dial(ctx)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	"github.com/rlfleet/rlfleet/experiment"
 	"github.com/rlfleet/rlfleet/internal/failpoint"
@@ -116,6 +117,7 @@ type roleFlags struct {
 	sets        []string
 	run         string
 	coordinator string
+	tls         string
 	name        string
 	acks        string
 	guest       string
@@ -135,7 +137,8 @@ func roleCommand(name, short string, run func(*roles.Process, context.Context) e
 	fl.StringVar(&f.experiment, "experiment", "", "spec of the run")
 	fl.StringArrayVar(&f.sets, "set", nil, "override a field: path=value")
 	fl.StringVar(&f.run, "run", "", "run to work for")
-	fl.StringVar(&f.coordinator, "coordinator", "", "address of the coordinator")
+	fl.StringVar(&f.coordinator, "coordinator", "", "addresses of the coordinator's nodes, HOST:PORT[,HOST:PORT…]")
+	fl.StringVar(&f.tls, "tls", "", "directory with ca.pem, cert.pem and key.pem, as rlctl cluster certs makes it; without it the coordinator is on this machine")
 	fl.StringVar(&f.name, "name", "apart", "name of this process's node")
 	fl.StringVar(&f.acks, "acks", "", "append every acknowledgement to this file")
 	fl.StringVar(&f.guest, "guest", "", "rlguest program (default: beside rlfleetd)")
@@ -164,7 +167,17 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 	if err != nil {
 		return err
 	}
-	c, err := client.New(ctx, client.DefaultConfig(role+"-"+f.name, f.coordinator))
+	cfg := client.DefaultConfig(role+"-"+f.name, strings.Split(f.coordinator, ",")...)
+	if f.tls != "" {
+		creds, err := auth.FilesIn(f.tls).Load(logger(role))
+		if err != nil {
+			return err
+		}
+		if cfg.Dial, err = auth.DialOptions(creds, ""); err != nil {
+			return err
+		}
+	}
+	c, err := client.New(ctx, cfg)
 	if err != nil {
 		return err
 	}
