@@ -73,7 +73,7 @@ func (s *State) Why(run string) string {
 	}
 	var parts []string
 	for _, a := range s.Alarms(run) {
-		if a.Name != maskedAlarm { // nothing waits for that
+		if a.Name != maskedAlarm && a.Name != storeAlarm { // nothing waits for that
 			parts = append(parts, a.Text)
 		}
 	}
@@ -135,54 +135,6 @@ func clip(s string) string {
 	return s
 }
 
-const maskedAlarm = "masked"
-
-// Alarms names what is missing for the run to move, and what is not as it should be.
-func (s *State) Alarms(run string) []*raftlog.Alarm {
-	r, found := s.runs.Get(run)
-	if !found || terminal(r.State) {
-		return nil
-	}
-	var out []*raftlog.Alarm
-	alarm := func(name, text string) {
-		out = append(out, &raftlog.Alarm{Run: run, Name: name, Text: text, SinceNs: r.ProgressNs})
-	}
-	need := []struct{ role, name, text string }{
-		{RoleEngine, "no-engine", "an engine: none is ready"},
-		{RoleHost, "no-host", "an environment host: none is ready"},
-		{RoleRollout, "no-rollout", "a rollout worker: none is ready"},
-		{RoleVerifier, "no-verifier", "a verifier: none is ready"},
-		{RoleTrainer, "no-trainer", "a trainer: none is ready"},
-		{RolePublisher, "no-publisher", "a publisher: none is ready"},
-	}
-	for _, n := range need {
-		if s.readyNodes(n.role) == 0 {
-			alarm(n.name, n.text)
-		}
-	}
-	if r.Live >= 0 && s.readyNodes(RoleEngine) > 0 && !s.served(r.Live) {
-		alarm("no-live-engine", fmt.Sprintf("an engine that serves version %d: none does", r.Live))
-	}
-	if c := r.Counters; c.EpisodesSettled > 0 && float64(c.Masked) > maxMasked(r.Config)*float64(c.EpisodesSettled) {
-		alarm(maskedAlarm, fmt.Sprintf("fewer masked episodes: %d of %d hit a limit", c.Masked, c.EpisodesSettled))
-	}
-	return out
-}
-
-func (s *State) readyNodes(role string) int {
-	n := 0
-	s.nodes.Ascend(role+"/", func(_ string, x *raftlog.Node) bool {
-		if x.Role != role {
-			return false
-		}
-		if x.State == raftlog.NodeState_NODE_STATE_READY {
-			n++
-		}
-		return true
-	})
-	return n
-}
-
 // Run returns a run, or nil.
 func (s *State) Run(id string) *raftlog.Run { r, _ := s.runs.Get(id); return r }
 
@@ -203,14 +155,3 @@ func (s *State) Jobs(run string) []*raftlog.VerifyJob { return list(&s.jobs, run
 
 // Gang returns a run's gang, or nil.
 func (s *State) Gang(run string) *raftlog.Gang { g, _ := s.gangs.Get(run); return g }
-
-// maxMasked is the lowest share of masked episodes at which an env of the run asks for an alarm.
-func maxMasked(c *raftlog.RunConfig) float64 {
-	lowest := 1.0
-	for _, e := range c.Envs {
-		if e.MaxMasked > 0 {
-			lowest = min(lowest, e.MaxMasked)
-		}
-	}
-	return lowest
-}
