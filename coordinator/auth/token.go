@@ -7,7 +7,6 @@ import (
 	"encoding/base32"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -71,7 +70,7 @@ func admit(text string, find func(id string) *raftlog.Token, now int64) (Identit
 		return Identity{}, fmt.Errorf("auth: token %s: it expired %s ago: ask an admin for a new one (rlctl cluster token create)", id, time.Duration(now-t.ExpiresNs).Round(time.Second))
 	}
 	who := Identity{Role: Role(t.Role), Name: id}
-	if who.Role == Coordinator || !slices.Contains(Roles(), who.Role) {
+	if who.Role == Coordinator || !known(who.Role) {
 		return Identity{}, fmt.Errorf("auth: token %s: its role %q is not one for tokens: ask an admin for a new one", id, t.Role)
 	}
 	return who, nil
