@@ -82,8 +82,9 @@ func (b *bench) hold(ctx context.Context, run string, clients []*client.Client, 
 	var wg sync.WaitGroup
 	for i := range sessions {
 		wg.Go(func() {
-			c := clients[i%len(clients)]
-			sessions[i], errs[i] = c.NewSession(ctx, client.SessionConfig{Role: state.RoleRollout, Name: fmt.Sprint(run, "-s", i), Run: run, Logger: slog.New(slog.NewTextHandler(b.notes, nil))})
+			sessions[i], errs[i] = clients[i%len(clients)].NewSession(ctx, client.SessionConfig{
+				Role: state.RoleRollout, Name: fmt.Sprint(run, "-s", i), Run: run, Logger: slog.New(slog.DiscardHandler),
+			})
 			if errs[i] != nil {
 				return
 			}
@@ -92,7 +93,7 @@ func (b *bench) hold(ctx context.Context, run string, clients []*client.Client, 
 				errs[i] = fmt.Errorf("%d of %d episodes were granted: the run waits for %s", len(res.Grants), held, res.WaitsFor)
 			}
 			for _, g := range res.GetGrants() {
-				sessions[i].Hold(lease.Token{Resource: lease.Episode(g.Run, g.Group, g.Index), Fence: lease.Fence(g.Fence)}, lost)
+				sessions[i].Hold(lease.Token{Resource: lease.Episode(g.Run, g.Group, g.Index), Fence: lease.Fence(g.Fence), TTL: time.Duration(res.TtlNs)}, lost)
 			}
 		})
 	}
