@@ -296,6 +296,8 @@ func (n *Node) ask(ctx context.Context, s *state.State) []*pb.MemberStatus {
 				out[i].Failure = status.Convert(err).Message()
 			case st.Node != m.Id:
 				out[i].Failure = fmt.Sprintf("node %s answers at %s", st.Node, m.Address)
+			case st.Cluster != s.Clock().Cluster:
+				out[i].Failure = fmt.Sprintf("it runs on the data of cluster %s: stop it and empty its directory", name(st.Cluster))
 			default:
 				out[i].Reachable, out[i].State, out[i].Applied, out[i].Failure = true, st.State, st.Applied, st.Failure
 			}

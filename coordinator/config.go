@@ -61,6 +61,7 @@ type Config struct {
 	// for a leader. Address is where the others and clients reach its RPCs, Dial
 	// how it reaches theirs.
 	Cluster bool
+	Belongs string // id of the cluster that the directory must belong to, if to any; empty: whichever
 	Address string
 	Dial    []grpc.DialOption
 

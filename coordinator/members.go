@@ -217,10 +217,14 @@ func (n *Node) hold() error {
 	return n.dir.SetHeld()
 }
 
-// checkCluster compares what a snapshot says with what the directory says.
-func checkCluster(dir *fsm.Dir, s *state.State) error {
-	if id := s.Clock().Cluster; id != "" && dir.Cluster() != "" && id != dir.Cluster() {
-		return fmt.Errorf("coordinator: open %s: its snapshot is of cluster %s, not %s: %w", dir.Path(), id, dir.Cluster(), fsm.ErrOtherCluster)
+// checkCluster compares what a snapshot, the directory and the configuration say; belongs may be empty.
+func checkCluster(dir *fsm.Dir, belongs string, s *state.State) error {
+	own := dir.Cluster()
+	if id := s.Clock().Cluster; id != "" && own != "" && id != own {
+		return fmt.Errorf("coordinator: open %s: its snapshot is of cluster %s, not %s: %w", dir.Path(), id, own, fsm.ErrOtherCluster)
+	}
+	if belongs != "" && own != "" && belongs != own {
+		return fmt.Errorf("coordinator: open %s: it is of cluster %s, and the configuration says %s: %w", dir.Path(), own, belongs, fsm.ErrOtherCluster)
 	}
 	return nil
 }

@@ -75,7 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	n.stopping, n.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if err := n.open(); err != nil {
 		n.stop()
-		return nil, errors.Join(err, n.closeStorage())
+		return nil, errors.Join(err, n.closeTransport(), n.closeStorage())
 	}
 	n.start()
 	err = n.expose()
@@ -93,6 +93,9 @@ func (n *Node) open() error {
 	logger := raftlogslog.New(n.cfg.Logger)
 	from, err := n.dir.Load()
 	if err != nil {
+		return err
+	}
+	if err := checkCluster(n.dir, n.cfg.Belongs, from.State); err != nil {
 		return err
 	}
 	for _, skipped := range from.Skipped {
@@ -126,9 +129,6 @@ func (n *Node) open() error {
 	n.transport = n.cfg.Transport
 	if n.transport == nil {
 		_, n.transport = raft.NewInmemTransport(raft.ServerAddress(n.cfg.Node))
-	}
-	if err := checkCluster(n.dir, from.State); err != nil {
-		return err
 	}
 	if err := n.bootstrap(rc, snaps, from); err != nil {
 		return err
@@ -372,9 +372,7 @@ func (n *Node) Close() error {
 	n.stop()
 	close(n.guard.ending)
 	err := n.raft.Shutdown().Error()
-	if c, is := n.transport.(raft.WithClose); is {
-		err = errors.Join(err, c.Close())
-	}
+	err = errors.Join(err, n.closeTransport())
 	close(n.gone)
 	n.flow.Wait()
 	n.work.Wait()
@@ -438,6 +436,13 @@ func (n *Node) markClosed() error {
 		return fmt.Errorf("coordinator: close: %w", err)
 	}
 	return n.dir.MarkClosed(last)
+}
+
+func (n *Node) closeTransport() error {
+	if c, is := n.cfg.Transport.(raft.WithClose); is {
+		return c.Close()
+	}
+	return nil
 }
 
 func (n *Node) closeStorage() error {

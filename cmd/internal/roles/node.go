@@ -27,6 +27,7 @@ import (
 // NodeConfig is the file of rlfleetd coordinator --config: one node of a cluster.
 type NodeConfig struct {
 	Node      string         `yaml:"node"`      // its id
+	Cluster   string         `yaml:"cluster"`   // id that its data must have, when it has one; empty: any
 	Dir       string         `yaml:"dir"`       // its data directory; a disk that fsync reaches
 	Listen    string         `yaml:"listen"`    // RPCs, host:port
 	Raft      string         `yaml:"raft"`      // log entries of the other nodes, host:port
@@ -136,7 +137,7 @@ func (c NodeConfig) credentials(log *slog.Logger) (*auth.Credentials, error) {
 // config brings a node's file into the form of the coordinator.
 func (c NodeConfig) config(ctx context.Context, build string, log *slog.Logger, reg prometheus.Registerer) (coordinator.Config, error) {
 	cfg := coordinator.DefaultConfig(c.Dir)
-	cfg.Node, cfg.Cluster, cfg.Version, cfg.Logger, cfg.Registerer = c.Node, true, build, log, reg
+	cfg.Node, cfg.Cluster, cfg.Belongs, cfg.Version, cfg.Logger, cfg.Registerer = c.Node, true, c.Cluster, build, log, reg
 	cfg.Election, _ = time.ParseDuration(c.Election) // Validate has
 	c.Log.into(&cfg)
 	cfg.Address = c.Listen
