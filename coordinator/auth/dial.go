@@ -3,7 +3,6 @@ package auth
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"syscall"
@@ -83,11 +82,10 @@ func (t *transport) Clone() credentials.TransportCredentials {
 	return &transport{TransportCredentials: t.TransportCredentials.Clone(), files: t.files}
 }
 
-// plain explains a server that closes a connection without TLS before it says
-// anything, which one with TLS does. It may also be going down, so that this is not final.
+// plain explains the end of a connection without TLS.
 func plain(err error, address string) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
-		return fmt.Errorf("what answers at %s closes connections without TLS at once: if it is a coordinator that has certificates, give --tls or --ca, without --insecure: %w", address, err)
+		return closedEarly{address, err}
 	}
 	return err
 }

@@ -34,6 +34,25 @@ func (r *Refused) GRPCStatus() *status.Status {
 	return statusOf(codes.Unauthenticated, pb.Reason_REASON_UNAUTHENTICATED, r.sentence)
 }
 
+// closedEarly is a connection without TLS that was closed before the other side
+// said anything. A server with TLS does that, and so does one that goes down:
+// it is worth another try.
+type closedEarly struct {
+	address string
+	err     error
+}
+
+func (c closedEarly) Error() string {
+	return fmt.Sprintf("auth: connect: what answers at %s closes connections without TLS at once: if it is a coordinator that has certificates, give --tls or --ca, without --insecure: %v", c.address, c.err)
+}
+
+func (c closedEarly) Unwrap() error { return c.err }
+
+// GRPCStatus keeps the sentence through gRPC.
+func (c closedEarly) GRPCStatus() *status.Status {
+	return statusOf(codes.Unavailable, pb.Reason_REASON_UNSPECIFIED, c.Error())
+}
+
 func statusOf(code codes.Code, reason pb.Reason, sentence string) *status.Status {
 	s := status.New(code, sentence)
 	if with, err := s.WithDetails(&pb.Refusal{Reason: reason, Sentence: sentence}); err == nil { // a Refusal always encodes

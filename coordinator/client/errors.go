@@ -71,7 +71,8 @@ const (
 )
 
 // judge reads a failed try. What is not understood may have happened and is
-// repeated with the same numbers. kind is set when the verdict is denied or final.
+// repeated with the same numbers. kind is set when the verdict is denied or
+// final, and when it becomes final if it does not change.
 func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 	s := status.Convert(err)
 	for _, d := range s.Details() {
@@ -87,7 +88,7 @@ func judge(err error) (v verdict, detail *pb.Refusal, kind error) {
 	case pb.Reason_REASON_FORBIDDEN:
 		return final, detail, ErrForbidden
 	case pb.Reason_REASON_LEVEL:
-		return final, detail, ErrLevel
+		return again, detail, ErrLevel // a new cluster, or one that was just upgraded, is at that level in a moment
 	case pb.Reason_REASON_RESYNC:
 		return final, detail, ErrResync
 	case pb.Reason_REASON_UNAUTHENTICATED: // a node that lags may not have seen a new token

@@ -155,7 +155,7 @@ func (p *peers) findLocked(address string) int {
 
 // retry tries a call until it succeeds, can never succeed, or ctx ends.
 func (c *Client) retry(ctx context.Context, op string, call func(context.Context, pb.CoordinatorClient) error) error {
-	pause, why := firstPause, ""
+	pause, why, begun := firstPause, "", time.Now()
 	hinted := false           // a hint was followed already: two nodes may each believe that the other leads
 	refused := map[int]bool{} // nodes that do not accept who calls
 	for {
@@ -174,7 +174,7 @@ func (c *Client) retry(ctx context.Context, op string, call func(context.Context
 		if v == denied {
 			refused[number] = true
 		}
-		if v == final || v == denied && len(refused) == c.peers.size() {
+		if v == final || v == denied && len(refused) == c.peers.size() || v == again && kind != nil && time.Since(begun) > c.cfg.Attempt {
 			return fmt.Errorf("client: %s: %w: %s", op, kind, auth.Sentence(err))
 		}
 		if v != again && c.peers.leave(number, detail.GetLeaderAddress()) && !hinted {

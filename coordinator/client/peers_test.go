@@ -198,6 +198,25 @@ func TestRefusedByAllOrByOne(t *testing.T) {
 	require.ErrorIs(t, err, ErrForbidden)
 }
 
+// A command that not all nodes know yet is tried again for a moment, not until the deadline.
+func TestLevel(t *testing.T) {
+	level := func() error { return refusal(codes.FailedPrecondition, &pb.Refusal{Reason: pb.Reason_REASON_LEVEL}) }
+	tries := 0
+	_, at := node(t, func() error {
+		if tries++; tries < 4 {
+			return level()
+		}
+		return nil
+	})
+	_, err := newTestClient(t, at).Why(t.Context(), "r")
+	require.NoError(t, err)
+	_, at = node(t, level)
+	c := newTestClient(t, at)
+	c.cfg.Attempt, c.cfg.Timeout = 50*time.Millisecond, time.Minute
+	_, err = c.Why(t.Context(), "r")
+	require.ErrorIs(t, err, ErrLevel)
+}
+
 func serveForbidden(t *testing.T) string {
 	t.Helper()
 	_, at := node(t, func() error {
@@ -239,7 +258,7 @@ func TestJuju13788_EachClassSurvivesAHop(t *testing.T) {
 		pb.Reason_REASON_UNAUTHENTICATED: {denied, ErrDenied},
 		pb.Reason_REASON_FORBIDDEN:       {final, ErrForbidden},
 		pb.Reason_REASON_RESYNC:          {final, ErrResync},
-		pb.Reason_REASON_LEVEL:           {final, ErrLevel},
+		pb.Reason_REASON_LEVEL:           {again, ErrLevel},
 	}
 	s := &refusing{}
 	conn := overTLS(t, s)
