@@ -10,6 +10,7 @@ import (
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	"github.com/rlfleet/rlfleet/coordinator/state"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -84,7 +85,9 @@ func (n *Node) spool(s *state.State) (*os.File, error) {
 // that nothing is stamped with the old log time or answered from the old state.
 func (n *Node) replace(ctx context.Context, meta *raft.SnapshotMeta, r io.Reader) error {
 	i := interlude{done: make(chan error, 1), do: func() error {
+		failpoint.At(failpoint.RestoreBefore)
 		err := n.raft.Restore(meta, r, n.cfg.StartTimeout)
+		failpoint.At(failpoint.RestoreAfter)
 		if err != nil && Classify(err) == Unknown {
 			return fmt.Errorf("%w: %w", err, ErrUnknown)
 		}

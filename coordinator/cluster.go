@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/rlfleet/rlfleet/coordinator/state"
+	"github.com/rlfleet/rlfleet/internal/failpoint"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
@@ -122,6 +123,7 @@ func (n *Node) admit(ctx context.Context, st *pb.StatusResponse) error {
 	} else if s := n.servers()[i]; s.Suffrage == raft.Voter && s.Address == at {
 		return nil
 	}
+	failpoint.At(failpoint.JoinAdded)
 	poll := time.NewTicker(catchUpPoll)
 	defer poll.Stop()
 	for {
@@ -140,6 +142,7 @@ func (n *Node) admit(ctx context.Context, st *pb.StatusResponse) error {
 			return fmt.Errorf("coordinator: join %s: %w", id, ErrStopped)
 		}
 	}
+	failpoint.At(failpoint.JoinPromoteBefore)
 	if err := n.reconfigure(func(prev uint64) raft.Future { return n.raft.AddVoter(id, at, prev, changeTimeout) }); err != nil {
 		return fmt.Errorf("coordinator: join %s: %w", id, err)
 	}
@@ -205,6 +208,7 @@ func (n *Node) Transfer(ctx context.Context, node string) error {
 // still commit, or ends: raft has been seen to take nothing more after a
 // transfer that met a step-down (hashicorp/raft#696).
 func (n *Node) handOver(ctx context.Context, node string) error {
+	failpoint.At(failpoint.TransferBefore)
 	var f raft.Future
 	if node == "" {
 		f = n.raft.LeadershipTransfer()
