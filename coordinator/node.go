@@ -134,7 +134,8 @@ func (n *Node) open() error {
 		return err
 	}
 	n.fsm = fsm.New(from.State, from.Index, n.metrics.observeApply)
-	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, snaps, n.transport); err != nil {
+	n.fsm.Notice(n.metrics.notice)
+	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, measured{snaps, n.metrics}, n.transport); err != nil {
 		return fmt.Errorf("coordinator: start raft: %w: %w", err, fsm.ErrDamaged)
 	}
 	if t, is := n.transport.(*Transport); is {

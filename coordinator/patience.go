@@ -20,13 +20,14 @@ func patient(p *raftlog.Proposal) bool { return p.Op.GetHeartbeat().GetPatient()
 // them alone leaves at most once in cfg.Patience. Only the queue's sender uses it.
 type waitingRoom struct {
 	cfg   Config
+	gone  func()     // one has left
 	list  []*pending // oldest first
 	size  int        // bytes
 	timer *time.Timer
 }
 
-func newWaitingRoom(cfg Config) *waitingRoom {
-	w := &waitingRoom{cfg: cfg, timer: time.NewTimer(0)}
+func newWaitingRoom(cfg Config, gone func()) *waitingRoom {
+	w := &waitingRoom{cfg: cfg, gone: gone, timer: time.NewTimer(0)}
 	w.timer.Stop()
 	return w
 }
@@ -63,6 +64,7 @@ func (w *waitingRoom) overdue(now time.Time) bool {
 func (w *waitingRoom) pop() *pending {
 	p := w.list[0]
 	w.list[0] = nil // the array lives on
+	w.gone()
 	w.list, w.size = w.list[1:], w.size-p.size
 	return p
 }

@@ -96,6 +96,7 @@ func (q *queue) enter(w *pending) error {
 		w.since = time.Now()
 		select {
 		case q.calm <- w:
+			q.metrics.calm.Inc()
 			return nil
 		default: // so many wait that an entry leaves anyway
 		}
@@ -123,7 +124,7 @@ func (q *queue) close() {
 // and then until nothing waits.
 func (q *queue) send() {
 	defer close(q.flight)
-	w := newWaitingRoom(q.cfg)
+	w := newWaitingRoom(q.cfg, q.metrics.calm.Dec)
 	defer w.timer.Stop()
 	for {
 		first, more := q.await(w)
@@ -211,8 +212,7 @@ func (q *queue) append(group []*pending) {
 		<-q.slots
 		return
 	}
-	q.metrics.entries.Inc()
-	q.metrics.proposals.Add(float64(len(group)))
+	q.metrics.entry(group)
 	at := time.Now()
 	q.flight <- sent{future: q.log.Apply(b, 0), group: group, at: at}
 }

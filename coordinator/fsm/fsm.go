@@ -31,6 +31,7 @@ type FSM struct {
 	observe Observe
 	failed  chan struct{}
 	feed    *feed
+	notice  func(*state.State, state.Change)
 
 	mu      sync.Mutex // guards everything below
 	state   *state.State
@@ -53,6 +54,10 @@ func New(s *state.State, index uint64, observe Observe) *FSM {
 	f.feed.reset(index, s.Clock().GetEpoch())
 	return f
 }
+
+// Notice is told of each change of a watched record as it is applied, with the
+// state, which it must not keep. It has to be quick, and is set before raft starts.
+func (f *FSM) Notice(do func(*state.State, state.Change)) { f.notice = do }
 
 // Since returns the watched records that changed after a revision (a log index)
 // of an epoch, as they are now, and the revision that they bring a watcher to;
@@ -118,7 +123,13 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 			continue
 		case entries[i] != nil:
 			out[i] = f.state.Apply(entries[i])
-			f.feed.add(l.Index, f.state.Changed())
+			changes := f.state.Changed()
+			f.feed.add(l.Index, changes)
+			if f.notice != nil {
+				for _, c := range changes {
+					f.notice(f.state, c)
+				}
+			}
 			proposals += len(entries[i].Proposals)
 		}
 		f.index = l.Index
