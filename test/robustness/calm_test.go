@@ -46,17 +46,17 @@ func TestCalm(t *testing.T) {
 	go func() { served <- n.Serve(l) }()
 
 	h := newHistory()
-	w, err := startWorkload(t.Context(), h, slog.New(slog.DiscardHandler), 1, func(name string) (*client.Client, error) {
+	admin, err := client.New(t.Context(), client.DefaultConfig("setup", l.Addr().String()))
+	require.NoError(t, err)
+	defer admin.Close()
+	w, err := startWorkload(t.Context(), h, slog.New(slog.DiscardHandler), 1, admin, func(name string) (*client.Client, error) {
 		return client.New(t.Context(), client.DefaultConfig(name, l.Addr().String()))
 	})
 	require.NoError(t, err)
 	<-time.After(4 * time.Second)
 	require.NoError(t, w.close())
-	c, err := client.New(t.Context(), client.DefaultConfig("sweep", l.Addr().String()))
+	view, err := admin.View(t.Context(), "")
 	require.NoError(t, err)
-	view, err := c.View(t.Context(), "")
-	require.NoError(t, err)
-	require.NoError(t, c.Close())
 	require.NoError(t, n.Close())
 	require.NoError(t, <-served)
 

@@ -51,7 +51,10 @@ func TestChaos(t *testing.T) {
 	defer func() { require.NoError(t, c.close()) }()
 	require.NoError(t, err)
 	h := newHistory()
-	w, err := startWorkload(ctx, h, slog.New(slog.DiscardHandler), r.seed, c.dial)
+	admin, err := c.client("setup", c.admin)
+	require.NoError(t, err)
+	defer admin.Close()
+	w, err := startWorkload(ctx, h, slog.New(slog.DiscardHandler), r.seed, admin, c.dial)
 	require.NoError(t, err)
 	n := &nemesis{c: c, rng: rand.New(rand.NewPCG(r.seed, 2))}
 	defer r.report(n, h)
@@ -187,7 +190,10 @@ func (r *run) faults(ctx context.Context, n *nemesis, w *workload) error {
 		if i >= len(kinds) {
 			k = n.rng.IntN(len(kinds))
 		}
-		if err := r.one(ctx, n, w, kinds[k], &r.tally[k]); err != nil {
+		at := time.Since(began)
+		err := r.one(ctx, n, w, kinds[k], &r.tally[k])
+		r.t.Logf("%s to %s: %d %s", at.Round(100*time.Millisecond), time.Since(began).Round(100*time.Millisecond), i+1, kinds[k].name)
+		if err != nil {
 			return fmt.Errorf("fault %d, %s: %w", i+1, kinds[k].name, err)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"os/exec"
@@ -12,8 +13,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
@@ -25,11 +26,16 @@ type cluster struct {
 	net      *network
 	machines []*machine
 	asked    map[string]*grpc.ClientConn // by machine; past the proxies, for this test alone
+	admin    []grpc.DialOption           // proves to be who manages the cluster
+	worker   []grpc.DialOption           // proves to be a worker
 }
 
 // newCluster starts machines and makes a cluster of them by the commands that people use.
 func newCluster(ctx context.Context, dir, programs string, size int, seed uint64) (*cluster, error) {
 	c := &cluster{dir: dir, programs: programs, net: newNetwork(seed), asked: map[string]*grpc.ClientConn{}}
+	if err := c.certify(ctx, size); err != nil {
+		return c, err
+	}
 	own := mountable(dir) == nil
 	for i := range size {
 		if err := c.add(fmt.Sprint("n", i+1), own); err != nil {
@@ -54,6 +60,34 @@ func newCluster(ctx context.Context, dir, programs string, size int, seed uint64
 		}
 	}
 	return c, nil
+}
+
+// certs is where a node's or a client's certificate is.
+func (c *cluster) certs(name string) string { return filepath.Join(c.dir, "certs", name) }
+
+// certify makes the certificates of nodes and clients by the command that people use.
+func (c *cluster) certify(ctx context.Context, size int) error {
+	args := []string{"cluster", "certs", "--dir", filepath.Join(c.dir, "certs"), "--clients", "admin/chaos,worker/fleet"}
+	for i := range size {
+		args = append(args, "--nodes", fmt.Sprintf("n%d=127.0.0.1", i+1))
+	}
+	if out, err := exec.CommandContext(ctx, filepath.Join(c.programs, "rlctl"), args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("cluster: %w: %s", err, out)
+	}
+	var err error
+	if c.admin, err = c.options("chaos"); err != nil {
+		return err
+	}
+	c.worker, err = c.options("fleet")
+	return err
+}
+
+func (c *cluster) options(name string) ([]grpc.DialOption, error) {
+	creds, err := auth.FilesIn(c.certs(name)).Load(slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, err
+	}
+	return auth.DialOptions(creds, "")
 }
 
 // store is the directory of the object store, which all machines share.
@@ -81,7 +115,7 @@ func (c *cluster) add(name string, own bool) error {
 	if m.raft, err = newProxy(c.net, name, "127.0.0.1:0", ports[1], c.whose); err != nil {
 		return err
 	}
-	conn, err := grpc.NewClient("passthrough:///"+ports[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient("passthrough:///"+ports[0], c.admin...)
 	if err != nil {
 		return fmt.Errorf("cluster: %w", err)
 	}
@@ -95,12 +129,12 @@ func (c *cluster) configure(m *machine, rpc, raft string) error {
 	text := fmt.Sprintf(`node: %s
 dir: %s
 listen: %s
-advertise: %s
 raft: %s
-raftAdvertise: %s
-storage: %s
-insecure: true
-`, m.name, m.disk.data(), rpc, m.rpc.address(), raft, m.raft.address(), c.store())
+advertise: {listen: %s, raft: %s}
+storage: file://%s
+tls: {ca: %[8]s/ca.pem, cert: %[8]s/cert.pem, key: %[8]s/key.pem}
+log: {segmentBytes: 131072, snapshotAfter: 512, trailing: 512} # so that both are cut often
+`, m.name, m.disk.data(), rpc, raft, m.rpc.address(), m.raft.address(), c.store(), c.certs(m.name))
 	return os.WriteFile(filepath.Join(m.home, "config.yaml"), []byte(text), 0o644)
 }
 
@@ -136,14 +170,25 @@ func (c *cluster) addresses() []string {
 // direct is a machine's own address, past the proxies.
 func (c *cluster) direct(m *machine) string { return m.rpc.target }
 
-// dial returns a client of the cluster.
-func (c *cluster) dial(name string) (*client.Client, error) {
-	return client.New(context.Background(), client.DefaultConfig(name, c.addresses()...))
+// dial returns a client of the cluster that is a worker.
+func (c *cluster) dial(name string) (*client.Client, error) { return c.client(name, c.worker) }
+
+func (c *cluster) client(name string, who []grpc.DialOption) (*client.Client, error) {
+	cfg := client.DefaultConfig(name, c.addresses()...)
+	cfg.Dial = who
+	return client.New(context.Background(), cfg)
 }
 
 // rlctl runs a command against the cluster and returns what it said.
 func (c *cluster) rlctl(ctx context.Context, args ...string) (string, error) {
-	out, err := exec.CommandContext(ctx, filepath.Join(c.programs, "rlctl"), args...).CombinedOutput()
+	return c.rlctlAt(ctx, strings.Join(c.addresses(), ","), args...)
+}
+
+// rlctlAt is rlctl against given addresses.
+func (c *cluster) rlctlAt(ctx context.Context, addresses string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.programs, "rlctl"), args...)
+	cmd.Env = append(os.Environ(), "RLFLEET_COORDINATOR="+addresses, "RLFLEET_TLS="+c.certs("chaos"))
+	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return string(out), fmt.Errorf("rlctl %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(string(out)))
 	}
@@ -168,13 +213,13 @@ func (c *cluster) try(ctx context.Context, args ...string) error {
 func (c *cluster) join(ctx context.Context, m *machine) error {
 	ctx, cancel := context.WithTimeout(ctx, wellLimit)
 	defer cancel()
-	return c.try(ctx, "cluster", "join", "--coordinator", strings.Join(c.addresses(), ","), m.rpc.address())
+	return c.try(ctx, "cluster", "join", m.rpc.address())
 }
 
 func (c *cluster) remove(ctx context.Context, m *machine) error {
 	ctx, cancel := context.WithTimeout(ctx, wellLimit)
 	defer cancel()
-	return c.try(ctx, "cluster", "remove", "--coordinator", strings.Join(c.addresses(), ","), m.name)
+	return c.try(ctx, "cluster", "remove", m.name)
 }
 
 // status asks one machine about itself, past the proxies.

@@ -217,7 +217,7 @@ func transferCut(ctx context.Context, n *nemesis) error {
 		defer close(done)
 		limit, cancel := context.WithTimeout(ctx, 4*time.Second)
 		defer cancel()
-		_, _ = n.c.rlctl(limit, "cluster", "transfer", "--coordinator", n.c.direct(l)) // past the proxy; it may fail
+		_, _ = n.c.rlctlAt(limit, n.c.direct(l), "cluster", "transfer") // past the proxy; it may fail
 	}()
 	n.hold(ctx, time.Second, 4*time.Second)
 	n.c.net.heal()

@@ -137,7 +137,7 @@ func (n *nemesis) ends(m *machine, advice string) error {
 func (n *nemesis) hand(ctx context.Context, to string) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	args := []string{"cluster", "transfer", "--coordinator", strings.Join(n.c.addresses(), ",")}
+	args := []string{"cluster", "transfer"}
 	if to != "" {
 		args = append(args, to)
 	}
@@ -184,7 +184,7 @@ func (n *nemesis) joinKilled(ctx context.Context, plan string) error {
 	defer l.disarm()
 	limit, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if _, err := n.c.rlctl(limit, "cluster", "join", "--coordinator", strings.Join(n.c.addresses(), ","), m.rpc.address()); err == nil && !l.fired() {
+	if _, err := n.c.rlctl(limit, "cluster", "join", m.rpc.address()); err == nil && !l.fired() {
 		return errNothing // another one led by then
 	}
 	if !l.alive() {

@@ -50,19 +50,14 @@ type workload struct {
 }
 
 // startWorkload creates the run and starts the fleet. stop it with close.
-func startWorkload(ctx context.Context, h *history, log *slog.Logger, seed uint64, dial func(name string) (*client.Client, error)) (*workload, error) {
+func startWorkload(ctx context.Context, h *history, log *slog.Logger, seed uint64, admin *client.Client, dial func(name string) (*client.Client, error)) (*workload, error) {
 	w := &workload{h: h, dial: dial, log: log}
 	w.served.Store(-1)
-	c, err := dial("setup")
-	if err != nil {
-		return nil, err
-	}
-	defer c.Close()
 	env := &raftlog.EnvConfig{Name: "e", Weight: 1, GroupSize: groupSize, Shuffle: true, MaxAttempts: 1 << 30, ShortGroup: "replace", VerifyRetries: 3}
 	for i := range 32 {
 		env.Tasks = append(env.Tasks, &raftlog.TaskRef{Id: fmt.Sprint("t", i), Digest: "sha256:t"})
 	}
-	_, err = c.CreateRun(ctx, &raftlog.CreateRun{Id: runID, SpecDigest: "sha256:chaos", Manifest: "sha256:v0", Config: &raftlog.RunConfig{
+	_, err := admin.CreateRun(ctx, &raftlog.CreateRun{Id: runID, SpecDigest: "sha256:chaos", Manifest: "sha256:v0", Config: &raftlog.RunConfig{
 		Seed: int64(seed), Steps: 1 << 40, LagMax: lagMax, GroupsPerStep: groupsPerStep, PublishEvery: 1,
 		Concurrency: 64, Envs: []*raftlog.EnvConfig{env}, BatchDeadlineNs: int64(30 * time.Second),
 	}})
