@@ -36,7 +36,7 @@ func config() *raftlog.RunConfig {
 		}
 	}
 	return &raftlog.RunConfig{
-		Seed: 7, Steps: 40, LagMax: 2, GroupsPerStep: 2, PublishEvery: 1,
+		Seed: 7, Steps: 40, LagMax: 4, GroupsPerStep: 2, PublishEvery: 1,
 		Envs:        []*raftlog.EnvConfig{env("files", 1, "t1", "t2", "t3"), env("words", 0.5, "w1", "w2")},
 		Evals:       []*raftlog.EvalConfig{{Suite: "held-out", Tasks: tasks("e1", "e2"), Samples: 1, Every: 1}},
 		Concurrency: 64, BatchDeadlineNs: 24 * hour, NoProgressNs: 24 * hour, PublishDeadlineNs: 24 * hour, EpisodeDeadlineNs: 24 * hour,
@@ -233,6 +233,15 @@ func (f *fleet) leave() error {
 		return err
 	}
 	f.gang = r.GetJoinGang()
+	s, _, err := f.node.Read(f.ctx)
+	if err != nil {
+		return err
+	}
+	if m := s.Run("main"); m.Head == m.Live { // rolled back: there is nothing to publish
+		if err := f.step(false); err != nil {
+			return err
+		}
+	}
 	if _, err := f.take(); err != nil { // assigned, and not committed
 		return err
 	}
