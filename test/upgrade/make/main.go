@@ -13,16 +13,19 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
 	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
-	rpc "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
+	_ "github.com/rlfleet/rlfleet/proto/rlfleet/v1" // registers its messages
 )
 
 const usage = `usage: make fill DIR          write a data directory and close it in order
@@ -82,13 +85,13 @@ func dump(w io.Writer, dir string) error {
 // protos writes the files of both packages as a FileDescriptorSet.
 func protos(w io.Writer) error {
 	set := &descriptorpb.FileDescriptorSet{}
-	for _, f := range []protoreflect.FileDescriptor{
-		raftlog.File_raftlog_v1_command_proto, raftlog.File_raftlog_v1_event_proto, raftlog.File_raftlog_v1_record_proto,
-		raftlog.File_raftlog_v1_snapshot_proto, rpc.File_rlfleet_v1_coordinator_proto, rpc.File_rlfleet_v1_engine_proto,
-		rpc.File_rlfleet_v1_envpool_proto,
-	} {
-		set.File = append(set.File, protodesc.ToFileDescriptorProto(f))
+	for _, pkg := range []protoreflect.FullName{"raftlog.v1", "rlfleet.v1"} {
+		protoregistry.GlobalFiles.RangeFilesByPackage(pkg, func(f protoreflect.FileDescriptor) bool {
+			set.File = append(set.File, protodesc.ToFileDescriptorProto(f))
+			return true
+		})
 	}
+	slices.SortFunc(set.File, func(a, b *descriptorpb.FileDescriptorProto) int { return strings.Compare(a.GetName(), b.GetName()) })
 	b, err := proto.MarshalOptions{Deterministic: true}.Marshal(set)
 	if err != nil {
 		return err
