@@ -25,21 +25,23 @@ type pair struct {
 }
 
 func (p *pair) member(group uint64, index int32) (*mGroup, *mMember) {
-	for _, g := range p.m.groups {
-		if g.id == group {
-			return g, g.members[index]
-		}
-	}
-	return nil, nil
+	g := p.m.groups[group-1]
+	return g, g.members[index]
 }
 
-// anyOf picks a grant, the newest more often than one of the past.
-func anyOf[G any](rng *rand.Rand, all []G) (g G, found bool) {
+// anyOf picks a grant: one that is held more often than one of the past.
+func anyOf[G any](rng *rand.Rand, all []G, held func(G) bool) (g G, found bool) {
+	if rng.IntN(8) > 0 {
+		var now []G
+		for _, x := range all {
+			if held(x) {
+				now = append(now, x)
+			}
+		}
+		all = now
+	}
 	if len(all) == 0 {
 		return g, false
-	}
-	if n := min(len(all), 8); rng.IntN(4) > 0 {
-		all = all[len(all)-n:]
 	}
 	return all[rng.IntN(len(all))], true
 }
@@ -79,15 +81,19 @@ func (p *pair) lease() {
 }
 
 func (p *pair) seal() {
-	x, found := anyOf(p.rng, p.episodes)
+	plays := func(x *raftlog.EpisodeGrant) bool {
+		_, y := p.member(x.Group, x.Index)
+		return y.state == "leased" && y.lease.fence == x.Fence
+	}
+	x, found := anyOf(p.rng, p.episodes, plays)
 	if !found {
 		return
 	}
 	_, y := p.member(x.Group, x.Index)
-	held := y.state == "leased" && y.lease.fence == x.Fence
+	held := plays(x)
 	high := x.Live + p.rng.Int64N(max(1, p.m.head-x.Live+1))
 	p.as(RoleRollout, x.Fence, func() {
-		if p.rng.IntN(6) == 0 {
+		if p.rng.IntN(12) == 0 {
 			blame := p.rng.IntN(2) == 0
 			p.fenced(!held, p.failEpisode(x, map[bool]string{true: "env_crash", false: "worker_lost"}[blame]))
 			if g, y := p.member(x.Group, x.Index); held {
@@ -118,12 +124,16 @@ func (p *pair) judge() {
 }
 
 func (p *pair) settle() {
-	x, found := anyOf(p.rng, p.jobs)
+	judges := func(x *raftlog.JobGrant) bool {
+		_, y := p.member(x.Group, x.Index)
+		return y.state == "judged" && y.lease.fence == x.Fence
+	}
+	x, found := anyOf(p.rng, p.jobs, judges)
 	if !found {
 		return
 	}
 	g, y := p.member(x.Group, x.Index)
-	held := y.state == "judged" && y.lease.fence == x.Fence
+	held := judges(x)
 	p.as(RoleVerifier, x.Fence, func() { p.fenced(!held, p.settleAs(x, "pass", proto.Float64(1))) })
 	if held {
 		p.m.settle(g, y)
@@ -131,6 +141,9 @@ func (p *pair) settle() {
 }
 
 func (p *pair) joinOne() {
+	if p.m.gang.fence > 0 && p.rng.IntN(8) > 0 {
+		return
+	}
 	r := p.joinResult()
 	p.fenced(!p.m.ready(RoleTrainer), r.Code)
 	if g := r.GetJoinGang(); g != nil {
@@ -143,7 +156,7 @@ func (p *pair) joinOne() {
 }
 
 func (p *pair) train() {
-	g, found := anyOf(p.rng, p.joined)
+	g, found := anyOf(p.rng, p.joined, func(g *raftlog.JoinGangResult) bool { return p.m.gang.fence == g.Fence })
 	if !found {
 		return
 	}
@@ -203,7 +216,7 @@ func (p *pair) publishOne() {
 }
 
 func (p *pair) finishOne() {
-	x, found := anyOf(p.rng, p.pubs)
+	x, found := anyOf(p.rng, p.pubs, func(x *raftlog.LeasePublishResult) bool { return p.m.pub.fence == x.Fence })
 	if !found {
 		return
 	}
@@ -355,10 +368,10 @@ func TestModel(t *testing.T) {
 			p.revive(role)
 		}
 		p.create(c)
-		usual := []func(){p.lease, p.lease, p.seal, p.seal, p.seal, p.judge, p.judge, p.settle, p.settle, p.joinOne, p.train, p.train, p.publishOne, p.finishOne, p.renew, p.resume}
+		usual := []func(){p.lease, p.lease, p.seal, p.seal, p.seal, p.judge, p.judge, p.settle, p.settle, p.joinOne, p.train, p.train, p.train, p.publishOne, p.finishOne, p.renew, p.resume}
 		rare := []func(){p.pass, p.rollBackOne, p.newLeader, p.restore, func() { p.revive(roleNames()[p.rng.IntN(6)]) }}
-		for range 400 - rapid.IntRange(0, 380).Draw(rt, "left out") {
-			if p.rng.IntN(12) > 0 {
+		for range 500 - rapid.IntRange(0, 480).Draw(rt, "left out") {
+			if p.rng.IntN(25) > 0 {
 				usual[p.rng.IntN(len(usual))]()
 			} else {
 				rare[p.rng.IntN(len(rare))]()
