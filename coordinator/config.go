@@ -48,6 +48,7 @@ type Config struct {
 	SnapshotAfter uint64        // log entries between two snapshots
 	SnapshotEvery time.Duration // how often that is looked at
 	TrailingLogs  uint64        // log entries kept behind a snapshot
+	LogBytes      int64         // of the log's files, above which a snapshot is taken whatever the number of entries
 
 	// Transport connects the nodes of a cluster; nil is the in-memory one of a
 	// single node. Servers is the first configuration of a new directory; nil is
@@ -81,7 +82,7 @@ func DefaultConfig(dir string) Config {
 		Dir: dir, Node: "n1", Version: "dev", Logger: slog.New(slog.DiscardHandler),
 		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, InFlight: 2, MaxMessage: 16 << 20, Patience: mostPatience,
 		Tick: 250 * time.Millisecond, MirrorEvery: 250 * time.Millisecond, StartTimeout: time.Minute,
-		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240,
+		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240, LogBytes: 512 << 20,
 		Election: 50 * time.Millisecond, level: state.Level,
 	}
 }
@@ -104,6 +105,7 @@ func (c Config) Validate() error {
 	need(c.Tick > 0 && c.MirrorEvery > 0 && c.StartTimeout > 0 && c.SnapshotEvery > 0, "durations must be positive")
 	need(c.SegmentBytes >= 64<<10, "SegmentBytes must be at least 64 KiB")
 	need(c.SnapshotAfter > 0, "SnapshotAfter must be at least 1")
+	need(c.LogBytes >= 4*int64(c.SegmentBytes), "LogBytes must be at least four times SegmentBytes")
 	need(c.Election >= 10*time.Millisecond, "Election must be at least 10 ms")
 	need(!c.Cluster || c.Address != "" && c.Transport != nil, "a node of a cluster needs an Address and a Transport")
 	need(c.Transport != nil || len(c.Servers) <= 1, "several Servers need a Transport")

@@ -180,6 +180,7 @@ func (n *Node) start() {
 	n.work.Go(func() { n.hub.run(n.stopping) })
 	n.work.Go(n.lead)
 	n.work.Go(n.watchMachine)
+	n.work.Go(func() { n.compact(n.stopping, n.cfg.LogBytes, n.cfg.SnapshotEvery) })
 	if n.cfg.Cluster {
 		n.work.Go(func() { n.announce(n.stopping) })
 	}

@@ -44,6 +44,14 @@ func (f *storageFlag) check() error {
 
 func (f *storageFlag) dir() string { return strings.TrimPrefix(f.storage, "file://") }
 
+// where names what is read, for messages.
+func (f *storageFlag) where() string {
+	if f.to.named() {
+		return "the cluster"
+	}
+	return f.storage
+}
+
 // records are what the coordinator knows, whether it runs or not.
 type records struct {
 	runs     []*raftlog.Run
@@ -138,7 +146,7 @@ func (f *storageFlag) state(ctx context.Context, run string) (*records, error) {
 		}
 	}
 	if run != "" && r.run(run) == nil {
-		return nil, fmt.Errorf("no run %q in %s; there are: %s", run, f.storage, strings.Join(r.names(), ", "))
+		return nil, fmt.Errorf("no run %q in %s; there are: %s", run, f.where(), strings.Join(r.names(), ", "))
 	}
 	return r, nil
 }
@@ -198,7 +206,7 @@ func (f *storageFlag) runArg(ctx context.Context, args []string) (string, error)
 		}
 	}
 	if newest == nil {
-		return "", fmt.Errorf("there is no run in %s", f.storage)
+		return "", fmt.Errorf("there is no run in %s", f.where())
 	}
 	return newest.Id, nil
 }

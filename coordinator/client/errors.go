@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -59,6 +60,24 @@ func (e *Refused) Unwrap() error {
 	}
 	return fmt.Errorf("code %s", e.code)
 }
+
+// callError is a call that no try can bring to an end.
+type callError struct {
+	op       string
+	kind     error
+	sentence string
+}
+
+// Error implements error. A sentence of the coordinator says everything.
+func (e *callError) Error() string {
+	if strings.HasPrefix(e.sentence, "coordinator: ") {
+		return e.sentence
+	}
+	return fmt.Sprintf("client: %s: %v: %s", e.op, e.kind, e.sentence)
+}
+
+// Unwrap returns the kind, for errors.Is.
+func (e *callError) Unwrap() error { return e.kind }
 
 // verdict is what a failed try means for the next one.
 type verdict int

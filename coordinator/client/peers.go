@@ -175,7 +175,7 @@ func (c *Client) retry(ctx context.Context, op string, call func(context.Context
 			refused[number] = true
 		}
 		if v == final || v == denied && len(refused) == c.peers.size() || v == again && kind != nil && time.Since(begun) > c.cfg.Attempt {
-			return fmt.Errorf("client: %s: %w: %s", op, kind, auth.Sentence(err))
+			return &callError{op: op, kind: kind, sentence: auth.Sentence(err)}
 		}
 		if v != again && c.peers.leave(number, detail.GetLeaderAddress()) && !hinted {
 			hinted = true

@@ -16,11 +16,11 @@ import (
 	"github.com/rlfleet/rlfleet/envpool/bubblewrap"
 )
 
-// built holds the programs, the tasks and the initial policy that all tests share.
+// built holds the programs, and the tasks and the initial policy, that all tests share.
 var built struct {
-	once sync.Once
-	dir  string
-	err  error
+	programs, example sync.Once
+	dir               string
+	err, exampleErr   error
 }
 
 func TestMain(m *testing.M) {
@@ -38,43 +38,52 @@ func setUp(t *testing.T) string {
 	if err := bubblewrap.Check(); err != nil {
 		t.Skipf("SKIPPED, nothing was run end to end: %v", err)
 	}
-	built.once.Do(func() { built.dir, built.err = build() })
+	dir := programsOnly(t)
+	built.example.Do(func() { built.exampleErr = makeExample(dir) })
+	require.NoError(t, built.exampleErr)
+	return dir
+}
+
+// programsOnly is setUp for tests that run no episode.
+func programsOnly(t *testing.T) string {
+	t.Helper()
+	built.programs.Do(func() {
+		if built.dir, built.err = os.MkdirTemp("", "rlfleet-e2e-"); built.err == nil {
+			built.err = commands(
+				[]string{"go", "build", "-o", built.dir + "/rlctl", "./cmd/rlctl"},
+				[]string{"go", "build", "-o", built.dir + "/rlfleetd", "./cmd/rlfleetd"},
+				[]string{"env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", built.dir + "/rlguest", "./cmd/rlguest"})
+		}
+	})
 	require.NoError(t, built.err)
 	return built.dir
 }
 
-func build() (string, error) {
-	dir, err := os.MkdirTemp("", "rlfleet-e2e-")
-	if err != nil {
-		return "", err
-	}
-	root, err := filepath.Abs("../..")
-	if err != nil {
-		return dir, err
-	}
+func makeExample(dir string) error {
 	ex := filepath.Join(dir, "example")
-	if err := os.CopyFS(ex, os.DirFS(filepath.Join(root, "examples/files"))); err != nil {
-		return dir, err
+	if err := os.CopyFS(ex, os.DirFS("../../examples/files")); err != nil {
+		return err
 	}
 	for _, x := range []string{"tasks", "policy", "tasks-latency", ".rlfleet"} {
 		if err := os.RemoveAll(filepath.Join(ex, x)); err != nil {
-			return dir, err
+			return err
 		}
 	}
-	for _, c := range [][]string{
-		{"go", "build", "-o", dir + "/rlctl", "./cmd/rlctl"},
-		{"go", "build", "-o", dir + "/rlfleetd", "./cmd/rlfleetd"},
-		{"env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", dir + "/rlguest", "./cmd/rlguest"},
-		{"go", "run", "./examples/files/gen", "-out", ex + "/tasks", "-seed", "3", "-train", "48", "-eval", "16", "-sft", dir + "/sft.jsonl"},
-		{dir + "/rlctl", "policy", "init", "--sft", dir + "/sft.jsonl", "--steps", "80", "--out", ex + "/policy"},
-	} {
+	return commands(
+		[]string{"go", "run", "./examples/files/gen", "-out", ex + "/tasks", "-seed", "3", "-train", "48", "-eval", "16", "-sft", dir + "/sft.jsonl"},
+		[]string{dir + "/rlctl", "policy", "init", "--sft", dir + "/sft.jsonl", "--steps", "80", "--out", ex + "/policy"})
+}
+
+// commands runs commands in the repository's root.
+func commands(all ...[]string) error {
+	for _, c := range all {
 		cmd := exec.Command(c[0], c[1:]...)
-		cmd.Dir = root
+		cmd.Dir = "../.."
 		if out, err := cmd.CombinedOutput(); err != nil {
-			return dir, fmt.Errorf("%s: %w\n%s", strings.Join(c, " "), err, out)
+			return fmt.Errorf("%s: %w\n%s", strings.Join(c, " "), err, out)
 		}
 	}
-	return dir, nil
+	return nil
 }
 
 // rlctl runs a command to its end in dir and returns what it said.
