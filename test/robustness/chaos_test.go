@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -47,7 +48,7 @@ func TestChaos(t *testing.T) {
 	t.Logf("seed %d (%s repeats the schedule), %d nodes", r.seed, seedEnv, r.size)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c, err := newCluster(ctx, r.dir, r.programs, r.size, r.seed)
+	c, err := newCluster(ctx, r.dir, filepath.Join(r.dir, "store"), r.programs, r.size, r.seed)
 	defer func() { require.NoError(t, c.close()) }()
 	require.NoError(t, err)
 	h := newHistory()
@@ -56,7 +57,7 @@ func TestChaos(t *testing.T) {
 	defer admin.Close()
 	w, err := startWorkload(ctx, h, slog.New(slog.DiscardHandler), r.seed, admin, c.dial)
 	require.NoError(t, err)
-	n := &nemesis{c: c, rng: rand.New(rand.NewPCG(r.seed, 2))}
+	n := &nemesis{c: c, rng: rand.New(rand.NewPCG(r.seed, 2)), notes: map[string]int{}}
 	defer r.report(n, h)
 	failed := r.faults(ctx, n, w)
 	if failed == nil {
@@ -134,7 +135,9 @@ func (r *run) build() {
 	r.programs = r.t.TempDir()
 	flags := []string{"build"}
 	if r.long {
-		flag, err := slewed(r.programs)
+		dir, err := r.keepDir()
+		require.NoError(r.t, err)
+		flag, err := slewed(dir) // always the same place, for the build cache
 		if err == nil {
 			flags, r.slewed = append(flags, flag), true
 		} else {
@@ -142,6 +145,9 @@ func (r *run) build() {
 		}
 	}
 	for _, name := range []string{"rlfleetd", "rlctl"} {
+		if name == "rlctl" {
+			flags = flags[:1]
+		}
 		cmd := exec.Command("go", append(slices.Clone(flags), "-o", filepath.Join(r.programs, name), "./cmd/"+name)...)
 		cmd.Dir = "../.."
 		out, err := cmd.CombinedOutput()
@@ -235,7 +241,7 @@ func (r *run) sweep(ctx context.Context, c *cluster, h *history) error {
 		return err
 	}
 	bad := left(records)
-	objects, err := file.Open(c.store())
+	objects, err := file.Open(c.store)
 	if err != nil {
 		return err
 	}
@@ -355,7 +361,7 @@ func (r *run) keep(c *cluster, h *history) string {
 		m.kill()
 		err = errors.Join(err, command("cp", m.log(), filepath.Join(to, m.name+".log")), command("cp", "-r", m.disk.mount, filepath.Join(to, m.name)))
 	}
-	err = errors.Join(err, command("cp", "-r", c.store(), filepath.Join(to, "store")))
+	err = errors.Join(err, command("cp", "-r", c.store, filepath.Join(to, "store")))
 	if err != nil {
 		return to + " (" + err.Error() + ")"
 	}
@@ -372,6 +378,9 @@ func (r *run) report(n *nemesis, h *history) {
 			fmt.Fprintf(&b, "%-52s %5d %9d %9d %8s\n", x.name, x.done, x.survived, x.notThere, x.took.Round(10*time.Millisecond))
 		}
 		done, survived = done+x.done, survived+x.survived
+	}
+	for _, what := range slices.Sorted(maps.Keys(n.notes)) {
+		fmt.Fprintf(&b, "%d × %s\n", n.notes[what], what)
 	}
 	grants, seals, verdicts := 0, 0, 0
 	for _, o := range h.ops {

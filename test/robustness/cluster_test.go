@@ -22,6 +22,7 @@ import (
 // cluster is several machines, and the network between them and their clients.
 type cluster struct {
 	dir      string
+	store    string // directory of the object store, which all machines share
 	programs string // directory of rlfleetd and rlctl
 	net      *network
 	machines []*machine
@@ -31,8 +32,8 @@ type cluster struct {
 }
 
 // newCluster starts machines and makes a cluster of them by the commands that people use.
-func newCluster(ctx context.Context, dir, programs string, size int, seed uint64) (*cluster, error) {
-	c := &cluster{dir: dir, programs: programs, net: newNetwork(seed), asked: map[string]*grpc.ClientConn{}}
+func newCluster(ctx context.Context, dir, store, programs string, size int, seed uint64) (*cluster, error) {
+	c := &cluster{dir: dir, store: store, programs: programs, net: newNetwork(seed), asked: map[string]*grpc.ClientConn{}}
 	if err := c.certify(ctx, size); err != nil {
 		return c, err
 	}
@@ -90,9 +91,6 @@ func (c *cluster) options(name string) ([]grpc.DialOption, error) {
 	return auth.DialOptions(creds, "")
 }
 
-// store is the directory of the object store, which all machines share.
-func (c *cluster) store() string { return filepath.Join(c.dir, "store") }
-
 // add prepares a machine that is not running yet.
 func (c *cluster) add(name string, own bool) error {
 	m := &machine{name: name, program: filepath.Join(c.programs, "rlfleetd"), home: filepath.Join(c.dir, name)}
@@ -134,7 +132,7 @@ advertise: {listen: %s, raft: %s}
 storage: file://%s
 tls: {ca: %[8]s/ca.pem, cert: %[8]s/cert.pem, key: %[8]s/key.pem}
 log: {segmentBytes: 131072, snapshotAfter: 512, trailing: 512} # so that both are cut often
-`, m.name, m.disk.data(), rpc, raft, m.rpc.address(), m.raft.address(), c.store(), c.certs(m.name))
+`, m.name, m.disk.data(), rpc, raft, m.rpc.address(), m.raft.address(), c.store, c.certs(m.name))
 	return os.WriteFile(filepath.Join(m.home, "config.yaml"), []byte(text), 0o644)
 }
 

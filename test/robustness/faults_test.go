@@ -129,8 +129,8 @@ func pointFaults() []fault {
 		{"apply.before", false, 40, false},
 		{"apply.after", false, 40, false},
 		{"answer.before", true, 40, false},
-		{"mirror.put.before", true, 5, false},
-		{"mirror.put.after", true, 5, false},
+		{"mirror.put.before", true, 2, false},
+		{"mirror.put.after", true, 2, false},
 		{"snapshot.before", false, 0, true},
 		{"snapshot.written", false, 0, true},
 		{"snapshot.after", false, 0, true},
@@ -142,7 +142,7 @@ func pointFaults() []fault {
 			if p.leader || n.rng.IntN(2) == 0 {
 				m = n.leader(ctx)
 			}
-			limit := 6 * time.Second
+			limit := 8 * time.Second
 			if p.slow {
 				limit = 20 * time.Second
 			}
@@ -300,6 +300,7 @@ func full(ctx context.Context, n *nemesis) error {
 	if !ended { // preallocated: nothing had to be written that had no room yet
 		return errNothing
 	}
+	n.note("a node on a full disk ended with: " + said[max(0, strings.LastIndex(said, "coordinator:")):])
 	return nil
 }
 

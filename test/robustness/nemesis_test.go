@@ -14,9 +14,13 @@ import (
 
 // nemesis breaks a cluster, one fault after the other.
 type nemesis struct {
-	c   *cluster
-	rng *rand.Rand
+	c     *cluster
+	rng   *rand.Rand
+	notes map[string]int // how often what came of it
 }
+
+// note counts what came of a fault that can end in more than one good way.
+func (n *nemesis) note(what string) { n.notes[what]++ }
 
 // leader returns the machine that leads, or one of them while none does.
 func (n *nemesis) leader(ctx context.Context) *machine {
@@ -227,7 +231,8 @@ func (n *nemesis) spoilt(ctx context.Context, how string) error {
 		return err
 	}
 	if err := n.c.listening(ctx, m); err == nil {
-		return nil // it took the end for a write that a crash had torn
+		n.note("a log whose end is " + how + " was taken for a torn write, and the rest came from the others")
+		return nil
 	}
 	if !m.waitEnd(5 * time.Second) {
 		return fmt.Errorf("machine %s neither starts nor ends on a damaged log: %s", m.name, m.sentence())
@@ -235,6 +240,7 @@ func (n *nemesis) spoilt(ctx context.Context, how string) error {
 	if said := m.sentence(); !strings.Contains(said, "damaged") && !strings.Contains(said, "cut") {
 		return fmt.Errorf("machine %s refuses a damaged log with %q", m.name, said)
 	}
+	n.note("a log whose end is " + how + " was refused in a sentence, and the node replaced")
 	return n.replace(ctx, m)
 }
 

@@ -287,7 +287,7 @@ func TestEtcd14370_OneNodeKilledAroundAWrite(t *testing.T) {
 		t.Skip("SKIPPED: -short leaves out what builds programs")
 	}
 	r := newRun(t)
-	c, err := newCluster(t.Context(), r.dir, r.programs, 1, r.seed)
+	c, err := newCluster(t.Context(), r.dir, filepath.Join(r.dir, "store"), r.programs, 1, r.seed)
 	defer func() { require.NoError(t, c.close()) }()
 	require.NoError(t, err)
 	m := c.machines[0]
