@@ -21,6 +21,7 @@ type world struct {
 	queue   timers
 	seq     int
 	faults  float64 // probability of each kind of trouble at each occasion
+	drops   float64 // probability that an episode's task fails, and its group with it
 	lives   map[string]uint64
 	pace    map[uint64]float64 // of a group: its members are slow or fast together
 	played  map[uint64]float64 // longest member of each group, seconds
@@ -165,6 +166,10 @@ func (w *world) playOne(g *raftlog.EpisodeGrant) {
 		now := w.nodes[RoleRollout]
 		w.nodes[RoleRollout] = ref // a worker of an older incarnation goes on until it is told
 		defer func() { w.nodes[RoleRollout] = now }()
+		if w.rng.Float64() < w.drops {
+			w.failEpisode(g, "unsolvable")
+			return
+		}
 		if w.trouble() {
 			code := w.failEpisode(g, []string{"env_crash", "worker_lost", "engine_error", "task_setup_failed", "host_lost"}[w.rng.IntN(5)])
 			require.Contains(w.t, []raftlog.Code{raftlog.Code_CODE_OK, raftlog.Code_CODE_FENCED}, code)
@@ -175,7 +180,7 @@ func (w *world) playOne(g *raftlog.EpisodeGrant) {
 			low, high = g.Pin, g.Pin
 		}
 		code := w.sealAs(g, sealed([]string{"stop", "max_tokens", "max_turns"}[w.rng.IntN(3)], low, high))
-		if ref == now && w.faults == 0 {
+		if ref == now && w.faults == 0 && w.drops == 0 {
 			require.Equal(w.t, raftlog.Code_CODE_OK, code)
 		}
 		w.played[g.Group] = max(w.played[g.Group], secs)
@@ -286,6 +291,38 @@ func TestNormalOperationLosesNothing(t *testing.T) {
 						}
 					}
 					w.replay(w.rng.IntN(len(w.log)))
+				}
+			})
+		}
+	}
+}
+
+// The fit rule holds under drops, too: whatever falls away, nothing goes stale
+// or straggles, no step has more groups due than it can train, and the bound
+// holds for every token.
+func TestFitRuleUnderDrops(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	for _, lag := range []int32{0, 1, 2, 4} {
+		for every := int32(1); every <= min(2, lag+1); every++ {
+			t.Run(fmt.Sprintf("S=%d,every=%d", lag, every), func(t *testing.T) {
+				for i := range uint64(2) {
+					c := simulated(lag, every, 12)
+					c.Envs[0].ShortGroup, c.Envs[0].MaxAttempts = "drop", 1<<30
+					w := newWorld(t, seed+i, c)
+					w.watch.fits, w.drops = true, 0.05
+					w.publish = func() float64 {
+						if w.rng.Float64() < 0.2 {
+							return 60 * w.rng.Float64()
+						}
+						return 1 + w.rng.ExpFloat64()
+					}
+					w.play(100_000)
+					r := w.r()
+					require.Equal(t, raftlog.RunState_RUN_STATE_SUCCEEDED, r.State, r.Reason)
+					require.EqualValues(t, 36, r.Counters.GroupsConsumed)
+					require.Zero(t, r.Counters.Stale+r.Counters.Straggler)
+					require.LessOrEqual(t, r.Counters.MaxLag, int64(lag))
 				}
 			})
 		}

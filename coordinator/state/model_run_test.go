@@ -305,9 +305,11 @@ func (p *pair) restore() {
 		return
 	}
 	p.s = p.s.Reborn("c", p.s.Clock().Epoch+1)
+	p.m.now = p.s.Clock().NowNs // what is over ended with the last entry
 	for _, role := range roleNames() {
 		p.m.fenceOff(role)
 	}
+	p.m.now = p.now
 	p.m.grace, p.term, p.m.fence = 0, 0, p.s.Clock().Epoch<<48
 }
 
