@@ -21,10 +21,11 @@ import (
 // maxMessage bounds an RPC message; the coordinator's own limit is the lower one.
 const maxMessage = 32 << 20
 
-// Pauses between two tries of a call.
+// Pauses between two tries of a call. The last is short: it is what a change of
+// leaders takes longer for a caller, on average half of it and the round through the others.
 const (
 	firstPause = 5 * time.Millisecond
-	lastPause  = 500 * time.Millisecond
+	lastPause  = 200 * time.Millisecond
 )
 
 // DialOptions are those of every connection to the coordinator: it comes back
