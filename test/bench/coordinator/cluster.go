@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -144,6 +145,17 @@ func (c *cluster) addresses() []string {
 	return out
 }
 
+// processes are those of the nodes that run.
+func (c *cluster) processes() []*process {
+	var out []*process
+	for _, n := range c.nodes {
+		if n.process != nil {
+			out = append(out, n.process)
+		}
+	}
+	return out
+}
+
 // status asks one node.
 func (n *node) status(ctx context.Context) (*pb.StatusResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
@@ -166,6 +178,26 @@ func (c *cluster) leader(ctx context.Context) (found *node, said *pb.StatusRespo
 		return errors.New("no node leads")
 	})
 	return found, said, err
+}
+
+// led is when a node said last that it leads.
+func (c *cluster) led() (last time.Time) {
+	for _, n := range c.nodes {
+		b, err := os.ReadFile(n.log)
+		if err != nil {
+			continue // what it says is a remark only
+		}
+		for line := range strings.Lines(string(b)) {
+			if !strings.Contains(line, `msg="this node leads"`) {
+				continue
+			}
+			first, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+			if t, err := time.Parse(time.RFC3339Nano, first); err == nil && t.After(last) {
+				last = t
+			}
+		}
+	}
+	return last
 }
 
 // level waits until every node has applied what the leader has committed.

@@ -28,7 +28,7 @@ func (b *bench) failover(ctx context.Context) (lines []figure.Line, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, fleet.Close(ctx)) }()
-	var took []float64
+	var took, led []float64
 	for kill := range b.count(20, 3) {
 		if err := ours.level(ctx); err != nil {
 			return nil, fmt.Errorf("before kill %d: %w", kill, err)
@@ -47,11 +47,14 @@ func (b *bench) failover(ctx context.Context) (lines []figure.Line, err error) {
 			return nil, fmt.Errorf("after kill %d: %w", kill, err)
 		}
 		took = append(took, time.Since(from).Seconds())
+		if _, _, err := ours.leader(ctx); err == nil {
+			led = append(led, ours.led().Sub(from).Seconds())
+		}
 		if err := ours.run(leader); err != nil {
 			return nil, err
 		}
 	}
-	b.note("failover: %.2f s", slices.Sorted(slices.Values(took)))
+	b.note("failover: %.2f s; a node led after %.2f s", took, led)
 	return []figure.Line{
 		figure.New("failover_median", median(took), "s", figure.AtMost(2)),
 		figure.New("failover_max", slices.Max(took), "s", figure.AtMost(4)),

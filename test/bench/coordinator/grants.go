@@ -50,17 +50,19 @@ func (b *bench) grants(ctx context.Context) ([]figure.Line, error) {
 			{"puts1000", "etcd", 1000, 1},
 			{"grants1000", "rlfleet", 1000, 1},
 		} {
-			addresses := ours.addresses()
+			addresses, nodes := ours.addresses(), ours.processes()
 			if l.system == "etcd" {
-				addresses = theirs.addresses
+				addresses, nodes = theirs.addresses, theirs.nodes
 			}
+			used := processorTime(nodes)
 			f, err := b.load(ctx, l.system, addresses, "-run", fmt.Sprint(l.name, "-", round, "-", time.Now().UnixMilli()),
 				"-connections", fmt.Sprint(connections), "-clients", fmt.Sprint(l.clients), "-units", fmt.Sprint(l.units))
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", l.name, err)
 			}
 			rate[l.name] = f.Rate()
-			b.note("%s: %.0f/s, p50 %.1f ms, p99 %.1f ms", l.name, f.Rate(), f.P50, f.P99)
+			used = processorTime(nodes) - used // the warm-up and the run's making are in it, so that it is a little too much
+			b.note("%s: %.0f/s, p50 %.1f ms, p99 %.1f ms; %.0f µs of the nodes' processors an operation", l.name, f.Rate(), f.P50, f.P99, used.Seconds()*1e6/float64(f.Ops))
 		}
 		one = append(one, rate["grants64"]/rate["puts64"])
 		many = append(many, rate["episodes64"]/rate["puts64"])

@@ -30,6 +30,7 @@ type bench struct {
 	etcd     string
 	work     string // scratch directory, on a real disk
 	quick    bool
+	keep     bool
 	notes    io.Writer
 	spread   func() float64 // of the spin loop, now
 
@@ -74,6 +75,7 @@ func run(ctx context.Context, args []string, out, notes io.Writer) (code int) {
 	fs.StringVar(&b.etcd, "etcd", ".cache/bench-coordinator/etcd", "the binary of test/bench/etcd")
 	fs.StringVar(&b.work, "work", ".cache/bench-coordinator/data", "scratch directory; emptied before and after")
 	fs.BoolVar(&b.quick, "quick", false, "small counts, for work on the benchmarks: figures are rough")
+	fs.BoolVar(&b.keep, "keep", false, "leave the scratch directory, with the nodes' logs")
 	only := fs.String("only", ".", "measure the groups whose name matches this regular expression")
 	if err := fs.Parse(args); err != nil {
 		return 2
@@ -144,6 +146,9 @@ func (b *bench) clean() error {
 	if b.ours != nil {
 		b.ours.stop()
 		b.ours = nil
+	}
+	if b.keep {
+		return nil
 	}
 	return os.RemoveAll(b.work)
 }

@@ -1,11 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -51,6 +54,24 @@ func (p *process) stop() {
 	case <-time.After(10 * time.Second):
 	}
 	p.kill()
+}
+
+// processorTime is what the processes have used so far. One that has ended has used none.
+func processorTime(all []*process) time.Duration {
+	const tick = 10 * time.Millisecond // USER_HZ is 100 on every Linux port
+	var sum time.Duration
+	for _, p := range all {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		if err != nil {
+			continue
+		}
+		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:])) // a program's name may hold anything
+		for _, s := range f[11:13] {
+			n, _ := strconv.ParseInt(s, 10, 64) // the kernel wrote it
+			sum += time.Duration(n) * tick
+		}
+	}
+	return sum
 }
 
 // lastWords are the end of a process's log, for an error.
