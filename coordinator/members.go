@@ -158,7 +158,11 @@ func (n *Node) identify(ctx context.Context) error {
 			return err
 		}
 	}
-	return n.setCluster(id)
+	if err := n.setCluster(id); err != nil {
+		return err
+	}
+	s, _ = n.Stale()
+	return n.raiseLevel(ctx, s)
 }
 
 // raiseLevel lets new commands in when every voter knows them.
