@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	"github.com/stretchr/testify/require"
 
+	"github.com/rlfleet/rlfleet/coordinator/state"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
@@ -23,7 +24,8 @@ import (
 // is the test's. An hour passes in seconds.
 type bubble struct {
 	t       *testing.T
-	net     *network
+	net     *network // of raft
+	rpc     *rpcs    // of everything else
 	members []*member
 	began   time.Time
 	config  func(*Config) // changes every node's configuration
@@ -45,55 +47,63 @@ type ack struct {
 type member struct {
 	b      *bubble
 	id     string
-	at     raft.ServerAddress
+	at     raft.ServerAddress // where it takes log entries
+	rpc    string             // where it takes RPCs
 	dir    string
 	log    *memLog
 	broken error // why it ended by itself; it is left as it is
 
 	mu     sync.Mutex // guards all below
 	node   *Node      // nil while it does not run
-	opened chan error // of the start on its way
+	opened chan error // answers once when the start is done; nil while it does not run
+	served chan error
 	cancel context.CancelFunc
 }
 
-// inBubble runs a test on a cluster of n nodes that has a leader, and checks
-// the cluster when the test is done.
+// inBubble runs a test on a cluster of n nodes, made as people make one, and
+// checks the cluster when the test is done.
 func inBubble(t *testing.T, n int, config func(*Config), test func(*testing.T, *bubble)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bubble{t: t, net: newNetwork(), began: time.Now(), config: config}
-		for i := range n {
-			b.members = append(b.members, &member{
-				b: b, id: fmt.Sprint("n", i), at: raft.ServerAddress(fmt.Sprint("a", i)), dir: t.TempDir(), log: newMemLog(),
-			})
-		}
+		b := &bubble{t: t, net: newNetwork(), rpc: newRPCs(), began: time.Now(), config: config}
 		defer func() {
 			for _, m := range b.members {
 				m.stop()
 			}
 		}()
-		for _, m := range b.members {
-			m.start()
+		for range n {
+			b.add()
 		}
-		b.leader()
+		_, err := b.members[0].running().Init(t.Context())
+		require.NoError(t, err)
+		for _, m := range b.members[1:] {
+			_, err := b.members[0].running().Join(t.Context(), m.rpc)
+			require.NoError(t, err)
+		}
+		b.until(time.Minute, "all nodes speak of each other", func() bool { return b.leader().running().level() == state.Level })
 		test(t, b)
 		b.verify()
 	})
 }
 
-func (b *bubble) servers() []raft.Server {
-	var out []raft.Server
-	for _, m := range b.members {
-		out = append(out, raft.Server{ID: raft.ServerID(m.id), Address: m.at})
+// add starts a node on an empty directory, which waits to be joined.
+func (b *bubble) add() *member {
+	i := len(b.members)
+	m := &member{
+		b: b, id: fmt.Sprint("n", i), at: raft.ServerAddress(fmt.Sprint("a", i)), rpc: fmt.Sprint("rpc", i), dir: b.t.TempDir(), log: newMemLog(),
 	}
-	return out
+	b.members = append(b.members, m)
+	m.start()
+	b.until(time.Minute, m.id+" runs", func() bool { return m.running() != nil })
+	return m
 }
 
-// start opens the node in the background: without a majority it does not become ready.
+// start opens the node in the background.
 func (m *member) start() {
 	cfg := DefaultConfig(m.dir)
-	cfg.Node, cfg.Servers, cfg.Transport = m.id, m.b.servers(), m.b.net.dial(m.at)
-	cfg.Election, cfg.StartTimeout = time.Second, 24*time.Hour
+	cfg.Node, cfg.Cluster, cfg.Transport = m.id, true, m.b.net.dial(m.at)
+	cfg.Address, cfg.Dial = m.rpc, m.b.rpc.dial()
+	cfg.Election = time.Second
 	cfg.SnapshotAfter, cfg.TrailingLogs = 1<<40, 1<<20
 	cfg.memory = func() logStore { return m.log }
 	if os.Getenv("BUBBLE_LOG") != "" {
@@ -105,10 +115,14 @@ func (m *member) start() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	ctx, cancel := context.WithCancel(m.b.t.Context())
-	opened := make(chan error, 1)
-	m.opened, m.cancel = opened, cancel
+	opened, served := make(chan error, 1), make(chan error, 1)
+	m.opened, m.served, m.cancel = opened, served, cancel
 	go func() {
 		n, err := Open(ctx, cfg)
+		if err == nil {
+			l := m.b.rpc.listen(m.rpc)
+			go func() { served <- n.Serve(l) }()
+		}
 		m.mu.Lock()
 		m.node = n
 		m.mu.Unlock()
@@ -123,29 +137,23 @@ func (m *member) running() *Node {
 	return m.node
 }
 
-// stop closes the node in order, or gives up its start.
+// stop closes the node in order.
 func (m *member) stop() {
 	m.mu.Lock()
-	opened, cancel := m.opened, m.cancel
+	opened := m.opened
 	m.opened = nil
 	m.mu.Unlock()
 	if opened == nil {
 		return
 	}
-	n := m.running()
-	if n == nil {
-		cancel()
-		if err := <-opened; err != nil {
-			require.ErrorIs(m.b.t, err, context.Canceled)
-			return
-		}
-		n = m.running()
-	}
-	cancel()
+	require.NoError(m.b.t, <-opened)
 	m.mu.Lock()
+	n := m.node
 	m.node = nil
 	m.mu.Unlock()
 	require.NoError(m.b.t, n.Close())
+	require.NoError(m.b.t, <-m.served)
+	m.cancel()
 }
 
 // kill ends the node as a kill -9 would: nothing leaves it any more, and it
@@ -160,8 +168,7 @@ func (m *member) kill() {
 	m.log, m.dir = log, dir
 }
 
-// cluster views
-
+// nodes are those that run.
 func (b *bubble) nodes() []*Node {
 	var out []*Node
 	for _, m := range b.members {
