@@ -18,7 +18,7 @@ import (
 // The reports of class A, each in a synctest bubble; test/robustness/README.md has the table.
 
 // load lets callers propose until the returned function is called.
-func (b *bubble) load(callers int) (stop func()) {
+func (b *bubble) load(callers int, pause time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(b.t.Context())
 	var wg sync.WaitGroup
 	for i := range callers {
@@ -26,7 +26,7 @@ func (b *bubble) load(callers int) (stop func()) {
 			c := b.caller(fmt.Sprintf("load%d.%d", i, time.Now().UnixNano()))
 			for k := 0; ctx.Err() == nil; k++ {
 				c.do(time.Minute, registerOp(fmt.Sprint(c.id, ".", k)))
-				time.Sleep(time.Duration(i+1) * 3 * time.Millisecond)
+				time.Sleep(time.Duration(i+1) * pause)
 			}
 		})
 	}
@@ -52,7 +52,7 @@ func TestRaft696_TransferWhilePartitioned(t *testing.T) {
 		after := time.Duration(i) * 700 * time.Microsecond
 		t.Run(after.String(), func(t *testing.T) {
 			inBubble(t, 3, nil, func(t *testing.T, b *bubble) {
-				stop := b.load(4)
+				stop := b.load(4, 3*time.Millisecond)
 				time.Sleep(time.Second)
 				first := b.leader()
 				other := b.others(first)[0]
@@ -134,35 +134,67 @@ func TestRaft612_FollowerWriteFailsOnce(t *testing.T) {
 	})
 }
 
-// A follower whose disk gets slow and then fails, under the pipeline. The
-// majority does not wait for it, and while it is only slow it catches up.
+// A follower whose disk is slow again and again, beyond a pipeline's patience.
+// Each time it has to be caught up with when the disk is fast again: raft's
+// pipeline stopped for good when an append came between its first failure and
+// its end, while heartbeats looked healthy (raft#612), and so did the end of the node.
+func TestPyroscope5518_SlowFollower(t *testing.T) {
+	inBubble(t, 3, nil, func(t *testing.T, b *bubble) {
+		leader := b.leader()
+		slow := b.others(leader)[0]
+		stop := b.load(4, 40*time.Millisecond)
+		for i := range 15 {
+			slow.log.disk(func([]*raft.Log) error { time.Sleep(700 * time.Millisecond); return nil })
+			time.Sleep(time.Duration(i%5+1) * time.Second)
+			b.noop(fmt.Sprint("slow", i))
+			require.Same(t, leader, b.leader(), "the majority does not wait for it")
+			slow.log.disk(nil)
+			must := leader.running().raft.LastIndex()
+			b.until(5*time.Second, "a disk that is fast again catches up", func() bool {
+				return slow.running().raft.AppliedIndex() >= must
+			})
+		}
+		stop()
+		require.NoError(t, leader.transferTo(slow), "a transfer waits for replication")
+	})
+}
+
+// A follower whose disk gets slow and then fails: it ends, the others go on.
 func TestPyroscope5518_SlowThenFailingFollower(t *testing.T) {
 	inBubble(t, 3, nil, func(t *testing.T, b *bubble) {
 		leader := b.leader()
 		slow := b.others(leader)[0]
-		slow.log.disk(func([]*raft.Log) error { time.Sleep(700 * time.Millisecond); return nil }) // beyond a pipeline's patience
-		stop := b.load(4)
-		time.Sleep(20 * time.Second)
-		b.noop("slow")
-		require.Same(t, leader, b.leader())
-		stop()
-		slow.log.disk(nil)
-		b.until(10*time.Second, "a disk that is fast again catches up", func() bool {
-			return slow.running().raft.AppliedIndex() == leader.running().raft.LastIndex()
-		})
 		var writes atomic.Int32
 		slow.log.disk(func([]*raft.Log) error {
-			time.Sleep(300 * time.Millisecond)
-			if writes.Add(1) > 3 {
+			time.Sleep(700 * time.Millisecond)
+			if writes.Add(1) > 10 {
 				return errors.New("input/output error")
 			}
 			return nil
 		})
-		stop = b.load(4)
+		stop := b.load(4, 40*time.Millisecond)
 		<-slow.running().Done()
 		b.noop("failed")
 		stop()
 		require.Same(t, leader, b.leader())
+	})
+}
+
+// A leader whose disk hangs is replaced, although its heartbeats come from goroutines that do not; when the disk is back it follows.
+func TestStuckLeaderIsReplaced(t *testing.T) {
+	inBubble(t, 3, nil, func(t *testing.T, b *bubble) {
+		for i := range 5 {
+			c := b.caller(fmt.Sprint("c", i))
+			c.must(time.Second, registerOp(fmt.Sprint("before", i)))
+			old := b.leader()
+			old.log.stick()
+			c.must(10*time.Second, registerOp(fmt.Sprint("during", i)))
+			time.Sleep(20 * time.Second)
+			b.leaderAmong(b.others(old))
+			old.log.disk(nil)
+			b.until(5*time.Second, "it follows", func() bool { return old.running().raft.State() == raft.Follower })
+			b.noop(fmt.Sprint("after", i))
+		}
 	})
 }
 
@@ -172,7 +204,7 @@ func TestRaft79_LeaderRemovesItself(t *testing.T) {
 	for _, size := range []int{3, 5} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			inBubble(t, size, nil, func(t *testing.T, b *bubble) {
-				stop := b.load(8)
+				stop := b.load(8, 3*time.Millisecond)
 				time.Sleep(time.Second)
 				first := b.leader()
 				n := first.running()

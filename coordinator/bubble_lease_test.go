@@ -80,7 +80,9 @@ func (f *fleet) well() {
 		require.Equal(f.b.t, raftlog.NodeState_NODE_STATE_READY, n.State, "%s was given up", r.Name)
 		require.Equal(f.b.t, r.Incarnation, f.sessions[i].Node().Incarnation, "%s had to register again", r.Name)
 	}
-	require.Equal(f.b.t, f.gang, s.Gang("r").GetLease().GetFence(), "the gang's lease ended")
+	if f.lost.Load() == 0 { // a holder that stopped by its own clock does not renew what it held
+		require.Equal(f.b.t, f.gang, s.Gang("r").GetLease().GetFence(), "the gang's lease ended")
+	}
 }
 
 func (f *fleet) close() {
@@ -160,8 +162,8 @@ func TestNomad4666_GraceAfterFailover(t *testing.T) {
 		}
 		time.Sleep(2*ttl - time.Second)
 		require.False(t, gone(), "within the grace")
-		b.until(2*time.Second, "it is given up", gone)
-		require.Less(t, time.Since(began), 2*ttl+2*time.Second)
+		b.until(2*ttl, "it is given up", gone)
+		require.Less(t, time.Since(began), 3*ttl+time.Second, "log time begins at the last entry, the grace at the first of the new term")
 	})
 }
 

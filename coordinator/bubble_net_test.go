@@ -302,15 +302,16 @@ func (w *wire) InstallSnapshot(_ raft.ServerID, to raft.ServerAddress, a *raft.I
 	return request(w, to, a, bytes.NewReader(b), 10*w.net.timeout, r)
 }
 
-// pipeline keeps several appends on their way; they arrive in order.
+// pipeline keeps two appends on their way, which arrive in order. It holds
+// back and lets go exactly as raft.NetworkTransport does with its defaults.
 type pipeline struct {
-	w    *wire
-	to   *wire
-	send chan *flight
-	wait chan *flight
-	done chan raft.AppendFuture
-	stop chan struct{}
-	once sync.Once
+	w      *wire
+	to     *wire
+	socket chan *flight // bytes on their way
+	wait   chan *flight // those whose answer is read next
+	done   chan raft.AppendFuture
+	stop   chan struct{}
+	once   sync.Once
 }
 
 // flight is one append of a pipeline.
@@ -333,10 +334,9 @@ func (w *wire) AppendEntriesPipeline(_ raft.ServerID, to raft.ServerAddress) (ra
 	if peer == nil {
 		return nil, errRefused
 	}
-	const most = 4
 	p := &pipeline{
-		w: w, to: peer, send: make(chan *flight, most), wait: make(chan *flight, most),
-		done: make(chan raft.AppendFuture, most), stop: make(chan struct{}),
+		w: w, to: peer, socket: make(chan *flight, 16), wait: make(chan *flight),
+		done: make(chan raft.AppendFuture), stop: make(chan struct{}),
 	}
 	if !w.start(p.carry) || !w.start(p.collect) {
 		return nil, raft.ErrTransportShutdown
@@ -346,27 +346,23 @@ func (w *wire) AppendEntriesPipeline(_ raft.ServerID, to raft.ServerAddress) (ra
 
 func (p *pipeline) AppendEntries(a *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) (raft.AppendFuture, error) {
 	f := &flight{start: time.Now(), args: a, resp: r, answer: make(chan raft.RPCResponse, 1), ended: make(chan struct{})}
-	select {
-	case p.send <- f:
-		return f, nil
-	case <-p.stop:
-	case <-p.w.closed:
+	for _, c := range []chan *flight{p.socket, p.wait} {
+		select {
+		case c <- f:
+		case <-p.stop:
+			return nil, raft.ErrPipelineShutdown
+		case <-p.w.closed:
+			return nil, raft.ErrTransportShutdown
+		}
 	}
-	return nil, raft.ErrPipelineShutdown
+	return f, nil
 }
 
 // carry brings appends over one after the other, without waiting for answers.
 func (p *pipeline) carry() {
 	for {
 		select {
-		case f := <-p.send:
-			select {
-			case p.wait <- f:
-			case <-p.stop:
-				return
-			case <-p.w.closed:
-				return
-			}
+		case f := <-p.socket:
 			p.w.deliver(p.to, own(f.args), nil, f.answer)
 		case <-p.stop:
 			return

@@ -94,7 +94,7 @@ func TestEllanetworks1350_StartReturnsAfterTheBarrier(t *testing.T) {
 // cluster do so while leaders fall every two seconds.
 func TestConsul2893_UnknownOutcomeAppliesOnce(t *testing.T) {
 	inBubble(t, 3, nil, func(t *testing.T, b *bubble) {
-		stop := b.load(8)
+		stop := b.load(8, 3*time.Millisecond)
 		for i := range 10 {
 			time.Sleep(2 * time.Second)
 			old := b.leader()
