@@ -215,6 +215,31 @@ func TestSilentNodesAreGivenUp(t *testing.T) {
 	})
 }
 
+// A leader whose process did not run, or whose log took nothing, counts none of
+// that time: no renewal had a chance. Log time goes on behind it and never falls.
+func TestEtcd15247_StandingStillIsNoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stuck := false
+		r := &reign{base: 1000, at: time.Now(), blink: time.Second, stuck: func() bool { return stuck }}
+		look := func() time.Duration { return time.Duration(r.now() - 1000) }
+		for range 40 { // a ticker looks often: everything counts
+			time.Sleep(250 * time.Millisecond)
+			look()
+		}
+		require.Equal(t, 10*time.Second, look())
+		time.Sleep(time.Hour) // stopped by a signal
+		require.Equal(t, 11*time.Second, look())
+		stuck = true
+		for range 100 {
+			time.Sleep(250 * time.Millisecond)
+			require.Equal(t, 11*time.Second, look())
+		}
+		stuck = false
+		time.Sleep(250 * time.Millisecond)
+		require.Equal(t, 11250*time.Millisecond, look())
+	})
+}
+
 // A wall clock that is set forward or back by two hours moves neither log time
 // nor leases (vault#11150 had a leader on such a clock). Only the moment in
 // which a new cluster begins is read from it.

@@ -13,19 +13,6 @@ import (
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
 
-// reign is one stretch of leadership, from its barrier on. It is the only
-// source of log time.
-type reign struct {
-	term uint64
-	base int64     // log time when it began, nanoseconds
-	at   time.Time // the same moment by this node's monotonic clock
-}
-
-// now is the log time: what the last entry before the reign was stamped with
-// plus the leader's monotonic time since. Wall clocks that jump and time spent
-// down do not move it, so they expire nothing.
-func (r *reign) now() int64 { return r.base + int64(time.Since(r.at)) }
-
 // currentReign returns the reign of this node, or ErrNotLeader, ErrStarting or ErrStopped.
 func (n *Node) currentReign() (*reign, error) {
 	if r := n.reign.Load(); r != nil {
@@ -102,10 +89,7 @@ func (n *Node) rule(ctx context.Context) {
 		return
 	}
 	clock, _, _ := n.fsm.Progress()
-	r := &reign{term: n.raft.CurrentTerm(), base: clock.GetNowNs(), at: time.Now()}
-	if r.base == 0 {
-		r.base = r.at.UnixNano() // a new cluster starts at a readable time; 0 means "never" in records
-	}
+	r := n.newReign(clock.GetNowNs())
 	n.reign.Store(r)
 	n.cfg.Logger.Info("this node leads", "node", n.cfg.Node, "term", r.term)
 	if err := n.identify(ctx); err != nil && ctx.Err() == nil {

@@ -235,9 +235,7 @@ func TestTickEndsWhatIsOverdue(t *testing.T) {
 	propose(t, n, "c", 1, registerOp("a"))
 	r, err := n.currentReign()
 	require.NoError(t, err)
-	later := *r // as if the leader had run for a lease's time
-	later.base += state.LeaseTTL
-	n.reign.Store(&later)
+	n.reign.Store(&reign{term: r.term, base: r.base + state.LeaseTTL, at: r.at}) // as if the leader had run for a lease's time
 	for {
 		s, _, changed := n.fsm.View()
 		if s.Nodes()[0].State == raftlog.NodeState_NODE_STATE_FENCED {

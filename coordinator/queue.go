@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/raft"
@@ -50,10 +51,11 @@ type queue struct {
 	wait    func(raft.Future) error // for the future, or for raft's end
 	metrics *metrics
 	in      chan *pending
-	calm    chan *pending // patient ones, on their way to the waiting room
-	hurry   chan struct{} // capacity 1: the waiting room is to be emptied now
-	slots   chan struct{} // one for each entry on its way, at most InFlight
-	flight  chan sent     // entries on their way, in order; never blocks
+	calm    chan *pending             // patient ones, on their way to the waiting room
+	hurry   chan struct{}             // capacity 1: the waiting room is to be emptied now
+	slots   chan struct{}             // one for each entry on its way, at most InFlight
+	flight  chan sent                 // entries on their way, in order; never blocks
+	since   atomic.Pointer[time.Time] // when the one that is answered next left
 	stop    chan struct{}
 
 	mu     sync.RWMutex // guards closed; held for reading while a proposal enters
@@ -235,10 +237,20 @@ func (q *queue) encode(group []*pending) ([]byte, error) {
 	return b, nil
 }
 
+// oldest is how long the entry that is to be answered next has been on its way; 0 when none is.
+func (q *queue) oldest() time.Duration {
+	if at := q.since.Load(); at != nil {
+		return time.Since(*at)
+	}
+	return 0
+}
+
 // settle is the one goroutine that answers proposals, in the order of the log.
 func (q *queue) settle() {
 	for s := range q.flight {
+		q.since.Store(&s.at)
 		err := q.wait(s.future)
+		q.since.Store(nil)
 		<-q.slots
 		q.metrics.commit.Observe(time.Since(s.at).Seconds())
 		if err == nil {
