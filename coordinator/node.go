@@ -135,7 +135,7 @@ func (n *Node) open() error {
 	}
 	n.fsm = fsm.New(from.State, from.Index, n.metrics.observeApply)
 	n.fsm.Notice(n.metrics.notice)
-	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, measured{snaps, n.metrics}, n.transport); err != nil {
+	if n.raft, err = raft.NewRaft(rc, n.fsm, n.guard, n.guard, measured{snaps, n.metrics}, newLinks(n.transport, n.guard, n.cfg.Election)); err != nil {
 		return fmt.Errorf("coordinator: start raft: %w: %w", err, fsm.ErrDamaged)
 	}
 	if t, is := n.transport.(*Transport); is {

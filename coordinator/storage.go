@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	hclog "github.com/hashicorp/go-hclog"
@@ -43,6 +44,7 @@ type guard struct {
 	fsync  func(time.Duration)
 	failed func(error) // called once
 
+	began  atomic.Pointer[time.Time] // when the write that is on its way began
 	once   sync.Once
 	bad    chan struct{} // closed at the first failure
 	ending chan struct{} // closed when the node shuts raft down
@@ -89,11 +91,22 @@ func (g *guard) StoreLogs(logs []*raft.Log) error {
 		return ErrStopped
 	}
 	start := time.Now()
-	if err := failpoint.Around(failpoint.LogAppendBefore, failpoint.LogAppendAfter, func() error { return g.LogStore.StoreLogs(logs) }); err != nil {
+	g.began.Store(&start)
+	err := failpoint.Around(failpoint.LogAppendBefore, failpoint.LogAppendAfter, func() error { return g.LogStore.StoreLogs(logs) })
+	g.began.Store(nil)
+	if err != nil {
 		return g.fail("write log", err)
 	}
 	g.fsync(time.Since(start))
 	return nil
+}
+
+// writing is how long the write that is on its way takes already.
+func (g *guard) writing() time.Duration {
+	if at := g.began.Load(); at != nil {
+		return time.Since(*at)
+	}
+	return 0
 }
 
 // DeleteRange implements raft.LogStore. A truncation that failed may be noted
