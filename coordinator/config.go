@@ -38,6 +38,7 @@ type Config struct {
 	Queue         int           // proposals that may wait; more are refused with QUEUE_FULL
 	BatchCount    int           // most proposals of one log entry
 	BatchBytes    int           // size at which a log entry takes no more
+	BatchWork     int           // records changed at which a log entry takes no more: Apply holds up everything else
 	InFlight      int           // log entries on their way at a time
 	Patience      time.Duration // a heartbeat without news waits at most this long for an entry to go with; 0: not at all
 	MaxMessage    int           // bytes of an RPC message
@@ -80,7 +81,7 @@ type Config struct {
 func DefaultConfig(dir string) Config {
 	return Config{
 		Dir: dir, Node: "n1", Version: "dev", Logger: slog.New(slog.DiscardHandler),
-		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, InFlight: 2, MaxMessage: 16 << 20, Patience: mostPatience,
+		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, BatchWork: 2048, InFlight: 2, MaxMessage: 16 << 20, Patience: mostPatience,
 		Tick: 250 * time.Millisecond, MirrorEvery: 250 * time.Millisecond, StartTimeout: time.Minute,
 		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240, LogBytes: 512 << 20,
 		Election: 50 * time.Millisecond, level: state.Level,
@@ -98,7 +99,7 @@ func (c Config) Validate() error {
 	need(c.Dir != "", "Dir is empty")
 	need(c.Node != "", "Node is empty")
 	need(c.Logger != nil, "Logger is nil")
-	need(c.Queue > 0 && c.BatchCount > 0 && c.InFlight > 0, "Queue, BatchCount and InFlight must be at least 1")
+	need(c.Queue > 0 && c.BatchCount > 0 && c.BatchWork > 0 && c.InFlight > 0, "Queue, BatchCount, BatchWork and InFlight must be at least 1")
 	need(c.BatchBytes > 0 && c.BatchBytes <= 32<<20, "BatchBytes must be between 1 and 32 MiB")
 	need(c.MaxMessage > 0 && c.MaxMessage <= 32<<20, "MaxMessage must be between 1 and 32 MiB") // a log entry holds at most 64 MiB
 	need(c.Patience >= 0 && c.Patience <= mostPatience, fmt.Sprintf("Patience must be between 0 and %s, an eighth of a lease", mostPatience))

@@ -15,6 +15,10 @@ const mostPatience = time.Duration(state.LeaseTTL / 8)
 // says of itself that it brings nothing new.
 func patient(p *raftlog.Proposal) bool { return p.Op.GetHeartbeat().GetPatient() }
 
+// patientPause is the least time between two entries with patient proposals,
+// which can fill whole entries: others are applied in between.
+const patientPause = 20 * time.Millisecond
+
 // waitingRoom holds patient proposals until an entry takes them along. Without
 // it every heartbeat of an idle fleet would be an entry of its own: an entry of
 // them alone leaves at most once in cfg.Patience. Only the queue's sender uses it.
@@ -22,7 +26,7 @@ type waitingRoom struct {
 	cfg   Config
 	gone  func()     // one has left
 	list  []*pending // oldest first
-	size  int        // bytes
+	next  time.Time  // before it none leaves
 	timer *time.Timer
 }
 
@@ -33,10 +37,10 @@ func newWaitingRoom(cfg Config, gone func()) *waitingRoom {
 }
 
 func (w *waitingRoom) add(p *pending) {
-	if w.list = append(w.list, p); len(w.list) == 1 {
+	w.list = append(w.list, p)
+	if len(w.list) == 1 || w.full() {
 		w.rest()
 	}
-	w.size += p.size
 }
 
 // admit lets in those that came meanwhile, until the room is full; the others stay in the channel, which is bounded, too.
@@ -51,32 +55,36 @@ func (w *waitingRoom) admit(from <-chan *pending) {
 	}
 }
 
-// full reports whether those that wait fill an entry, so that waiting longer gains nothing.
-func (w *waitingRoom) full() bool {
-	return len(w.list) >= w.cfg.BatchCount || w.size >= w.cfg.BatchBytes
-}
+// full reports whether so many wait that they must not wait longer: the room is bounded.
+func (w *waitingRoom) full() bool { return len(w.list) >= max(1, w.cfg.Queue/2) }
 
-// overdue reports whether the oldest has waited for as long as it may.
+// open reports whether one may leave now, and overdue whether the oldest has waited for as long as it may.
+func (w *waitingRoom) open(now time.Time) bool { return len(w.list) > 0 && !now.Before(w.next) }
+
 func (w *waitingRoom) overdue(now time.Time) bool {
-	return len(w.list) > 0 && now.Sub(w.list[0].since) >= w.cfg.Patience
+	return w.open(now) && now.Sub(w.list[0].since) >= w.cfg.Patience
 }
 
 func (w *waitingRoom) pop() *pending {
 	p := w.list[0]
 	w.list[0] = nil // the array lives on
 	w.gone()
-	w.list, w.size = w.list[1:], w.size-p.size
+	w.list = w.list[1:]
 	return p
 }
 
-// rest sets the timer by the oldest that still waits.
+// rest sets the timer for the next entry that leaves for the sake of those that wait.
 func (w *waitingRoom) rest() {
 	if len(w.list) == 0 {
 		w.list = nil
 		w.timer.Stop()
 		return
 	}
-	w.timer.Reset(max(0, w.cfg.Patience-time.Since(w.list[0].since)))
+	var pause time.Duration
+	if !w.full() {
+		pause = w.cfg.Patience - time.Since(w.list[0].since)
+	}
+	w.timer.Reset(max(0, pause, time.Until(w.next)))
 }
 
 // release lets patient proposals go at once: at the end of a reign, so that
@@ -86,4 +94,27 @@ func (q *queue) release() {
 	case q.hurry <- struct{}{}:
 	default:
 	}
+}
+
+// work is about how many records an operation changes: what Apply needs for it.
+func work(op *raftlog.Op) int {
+	switch o := op.GetOp().(type) {
+	case *raftlog.Op_Heartbeat:
+		return 1 + len(o.Heartbeat.GetHeld())
+	case *raftlog.Op_LeaseEpisodes:
+		return 1 + int(max(0, o.LeaseEpisodes.GetCount()))
+	case *raftlog.Op_SealEpisodes:
+		return 1 + len(o.SealEpisodes.GetItems())
+	case *raftlog.Op_FailEpisodes:
+		return 1 + len(o.FailEpisodes.GetItems())
+	case *raftlog.Op_LeaseJobs:
+		return 1 + int(max(0, o.LeaseJobs.GetCount()))
+	case *raftlog.Op_SettleJobs:
+		return 1 + len(o.SettleJobs.GetItems())
+	case *raftlog.Op_FailJobs:
+		return 1 + len(o.FailJobs.GetItems())
+	case *raftlog.Op_CommitStep, *raftlog.Op_Rollback, *raftlog.Op_Tick, *raftlog.Op_Mirrored:
+		return 256 // groups with their members
+	}
+	return 1
 }

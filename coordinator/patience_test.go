@@ -14,8 +14,16 @@ import (
 
 // calmly proposes a heartbeat without news.
 func calmly(q *queue, ctx context.Context, client string) <-chan answer {
+	return calmlyHolding(q, ctx, client, 0)
+}
+
+func calmlyHolding(q *queue, ctx context.Context, client string, leases int) <-chan answer {
 	out := make(chan answer, 1)
-	p := &raftlog.Proposal{Client: client, Seq: 1, Op: &raftlog.Op{Op: &raftlog.Op_Heartbeat{Heartbeat: &raftlog.Heartbeat{Patient: true}}}}
+	h := &raftlog.Heartbeat{Patient: true}
+	for range leases {
+		h.Held = append(h.Held, &raftlog.Held{})
+	}
+	p := &raftlog.Proposal{Client: client, Seq: 1, Op: &raftlog.Op{Op: &raftlog.Op_Heartbeat{Heartbeat: h}}}
 	go func() {
 		r, err := q.propose(ctx, p)
 		out <- answer{r, err}
@@ -51,6 +59,22 @@ func TestPatientProposals(t *testing.T) {
 			synctest.Wait()
 			require.Empty(t, l.entries, "answered once, and nothing follows")
 		},
+		"with much to renew leave in several entries": func(t *testing.T, q *queue, l *slowLog) {
+			began := time.Now()
+			var out []<-chan answer
+			for i := range 4 {
+				out = append(out, calmlyHolding(q, t.Context(), fmt.Sprint("p", i), q.cfg.BatchWork/2))
+			}
+			for i := range 2 {
+				e := <-l.entries
+				require.Len(t, e.Proposals, 2)
+				require.Equal(t, q.cfg.Patience+time.Duration(i)*patientPause, time.Since(began), "others can be applied in between")
+				e.answered <- nil
+			}
+			for _, o := range out {
+				require.NoError(t, (<-o).err)
+			}
+		},
 		"go with what cannot wait": func(t *testing.T, q *queue, l *slowLog) {
 			calm := calmly(q, t.Context(), "calm")
 			time.Sleep(q.cfg.Patience / 2)
@@ -69,29 +93,22 @@ func TestPatientProposals(t *testing.T) {
 			e.answered <- nil
 			<-later
 		},
-		"leave when they fill an entry": func(t *testing.T, q *queue, l *slowLog) {
+		"leave when there is no more room": func(t *testing.T, q *queue, l *slowLog) {
 			began := time.Now()
 			var out []<-chan answer
-			for i := range 25 {
+			for i := range 20 {
 				out = append(out, calmly(q, t.Context(), fmt.Sprint("p", i)))
 			}
 			synctest.Wait()
 			seen := map[string]int{}
-			for _, want := range []int{10, 10} {
+			for i, when := range []time.Duration{0, q.cfg.Patience} { // 15 have room, and 10 go in an entry
 				e := <-l.entries
-				require.Len(t, e.Proposals, want)
+				require.Len(t, e.Proposals, 10)
+				require.Equal(t, when, time.Since(began), i)
 				e.answered <- nil
 				for _, c := range clients(e) {
 					seen[c]++
 				}
-			}
-			require.Zero(t, time.Since(began))
-			e := <-l.entries
-			require.Len(t, e.Proposals, 5)
-			require.Equal(t, q.cfg.Patience, time.Since(began), "the rest wait on")
-			e.answered <- nil
-			for _, c := range clients(e) {
-				seen[c]++
 			}
 			for i, o := range out {
 				require.NoError(t, (<-o).err)

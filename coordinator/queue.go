@@ -25,6 +25,7 @@ type appender interface {
 type pending struct {
 	proposal *raftlog.Proposal
 	size     int
+	work     int
 	since    time.Time   // of a patient one: when it came
 	done     chan answer // capacity 1: a caller that left blocks nobody
 }
@@ -73,7 +74,7 @@ func newQueue(cfg Config, log appender, r func() (*reign, error), wait func(raft
 // propose commits one proposal and returns the result of the state machine.
 // When ctx ends first the outcome is unknown.
 func (q *queue) propose(ctx context.Context, p *raftlog.Proposal) (*raftlog.Result, error) {
-	w := &pending{proposal: p, size: proto.Size(p), done: make(chan answer, 1)}
+	w := &pending{proposal: p, size: proto.Size(p), work: work(p.Op), done: make(chan answer, 1)}
 	if w.size > q.cfg.MaxMessage {
 		return nil, fmt.Errorf("coordinator: propose: %d bytes, at most %d are taken: %w", w.size, q.cfg.MaxMessage, ErrInvalid)
 	}
@@ -147,12 +148,11 @@ func (q *queue) await(w *waitingRoom) (first *pending, more bool) {
 		case first = <-q.in:
 			return first, true
 		case p := <-q.calm:
-			if w.add(p); w.full() {
-				return nil, true
-			}
+			w.add(p)
 		case <-w.timer.C:
 			return nil, true
 		case <-q.hurry:
+			w.next = time.Time{}
 			if w.admit(q.calm); len(w.list) > 0 {
 				return nil, true
 			}
@@ -162,6 +162,7 @@ func (q *queue) await(w *waitingRoom) (first *pending, more bool) {
 				return first, true
 			default:
 			}
+			w.next = time.Time{}
 			w.admit(q.calm)
 			return nil, len(w.list) > 0
 		}
@@ -172,14 +173,18 @@ func (q *queue) await(w *waitingRoom) (first *pending, more bool) {
 // come last, unless their time is up: then no number of others keeps them out.
 func (q *queue) gather(first *pending, w *waitingRoom) []*pending {
 	var group []*pending
-	size := 0
-	room := func() bool { return len(group) < q.cfg.BatchCount && size < q.cfg.BatchBytes }
-	add := func(p *pending) { group, size = append(group, p), size+p.size }
+	size, work := 0, 0
+	room := func() bool {
+		return len(group) < q.cfg.BatchCount && size < q.cfg.BatchBytes && work < q.cfg.BatchWork
+	}
+	add := func(p *pending) { group, size, work = append(group, p), size+p.size, work+p.work }
 	if first != nil {
 		add(first)
 	}
 	w.admit(q.calm)
-	for now := time.Now(); room() && w.overdue(now); {
+	now := time.Now()
+	before := len(w.list)
+	for room() && w.overdue(now) {
 		add(w.pop())
 	}
 	for waits := true; waits && room(); {
@@ -190,8 +195,11 @@ func (q *queue) gather(first *pending, w *waitingRoom) []*pending {
 			waits = false
 		}
 	}
-	for room() && len(w.list) > 0 {
+	for room() && w.open(now) {
 		add(w.pop())
+	}
+	if len(w.list) < before {
+		w.next = now.Add(patientPause)
 	}
 	w.rest()
 	return group

@@ -47,8 +47,9 @@ func bubbled(t *testing.T) (*Node, *grpc.ClientConn, func()) {
 	}
 }
 
-// Renewing 10,000 leases of 100 workers takes at most eight log entries in a
-// TTL, and no lease is ever close to its end.
+// Renewing 10,000 leases of 100 workers takes about twenty log entries in a TTL,
+// four rounds of as many as Apply can take at a time, and no lease is ever close
+// to its end.
 func TestRenewalsShareEntries(t *testing.T) {
 	const workers, each = 100, 100
 	synctest.Test(t, func(t *testing.T) {
@@ -108,7 +109,7 @@ func TestRenewalsShareEntries(t *testing.T) {
 		}
 		entries := n.raft.LastIndex() - before
 		t.Logf("%d entries in %d TTLs", entries, ttls)
-		require.LessOrEqual(t, entries, uint64(8*ttls))
+		require.LessOrEqual(t, entries, uint64(24*ttls))
 		require.Equal(t, workers*each, leasedEpisodes(n))
 		require.Zero(t, lost.Load())
 		for _, s := range sessions {
