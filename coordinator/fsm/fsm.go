@@ -111,32 +111,42 @@ func (f *FSM) ApplyBatch(logs []*raft.Log) []any {
 		}
 	}
 	proposals := 0
-	f.mu.Lock()
-	defer f.mu.Unlock()
 	for i, l := range logs {
-		if f.err == nil && errs[i] != nil {
-			f.stopLocked(fmt.Errorf("fsm: apply entry %d: %w", l.Index, errs[i]))
+		out[i] = f.apply(l, entries[i], errs[i])
+		if results, applied := out[i].([]*raftlog.Result); applied {
+			proposals += len(results)
 		}
-		switch {
-		case f.err != nil:
-			out[i] = f.err
-			continue
-		case entries[i] != nil:
-			out[i] = f.state.Apply(entries[i])
-			changes := f.state.Changed()
-			f.feed.add(l.Index, changes)
-			if f.notice != nil {
-				for _, c := range changes {
-					f.notice(f.state, c)
-				}
-			}
-			proposals += len(entries[i].Proposals)
-		}
-		f.index = l.Index
 	}
-	f.moveLocked()
+	f.mu.Lock()
+	close(f.changed)
+	f.changed = make(chan struct{})
+	f.mu.Unlock()
 	f.observe(len(logs), proposals, time.Since(start))
 	failpoint.At(failpoint.ApplyAfter)
+	return out
+}
+
+// apply carries out one entry. A reader that wants the state waits for one at most, however many came together.
+func (f *FSM) apply(l *raft.Log, e *raftlog.Entry, bad error) (out any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err == nil && bad != nil {
+		f.stopLocked(fmt.Errorf("fsm: apply entry %d: %w", l.Index, bad))
+	}
+	if f.err != nil {
+		return f.err
+	}
+	if e != nil { // a configuration has no entry
+		out = f.state.Apply(e)
+		changes := f.state.Changed()
+		f.feed.add(l.Index, changes)
+		if f.notice != nil {
+			for _, c := range changes {
+				f.notice(f.state, c)
+			}
+		}
+	}
+	f.index, f.fork = l.Index, nil
 	return out
 }
 
