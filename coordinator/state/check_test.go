@@ -33,6 +33,7 @@ func changes(a, b *State) []string {
 	out = append(out, diff("member", &a.peers, &b.peers)...)
 	out = append(out, diff("token", &a.tokens, &b.tokens)...)
 	out = append(out, diff("project", &a.projects, &b.projects)...)
+	out = append(out, diff("drops", &a.drops, &b.drops)...)
 	return out
 }
 

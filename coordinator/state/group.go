@@ -159,9 +159,12 @@ func (s *State) dropGroupAs(g *raftlog.Group, reason string, requeue bool, cut o
 	if g.Suite != "" {
 		return
 	}
+	if cut != outcome.Cancelled { // with its run, which says nothing of the task
+		requeue = s.mayRequeue(g, requeue)
+	}
 	s.update(g.Run, func(r *raftlog.Run) {
 		r.Counters.GroupsDropped++
-		if requeue && g.Requeued < r.Config.MaxRequeues {
+		if requeue {
 			r.Requeues = append(r.Requeues, &raftlog.Requeue{Env: g.Env, Task: g.Task, Times: g.Requeued + 1})
 		}
 	})

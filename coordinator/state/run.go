@@ -180,6 +180,7 @@ func (s *State) removeRun(r *raftlog.Run) *raftlog.Result {
 	s.dropNoted(KindVersion, drop(&s.versions, prefix))
 	s.dropNoted(KindGroup, drop(&s.groups, prefix))
 	drop(&s.episodes, prefix)
+	drop(&s.drops, prefix)
 	s.dropNoted(KindStep, drop(&s.steps, prefix))
 	s.dropNoted(KindEval, drop(&s.evals, prefix))
 	s.gangs.Delete(r.Id)

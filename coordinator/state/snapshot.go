@@ -70,6 +70,9 @@ func (s *State) Records(yield func(*raftlog.Record) bool) {
 	s.projects.Scan(func(_ string, v *raftlog.Project) bool {
 		return put(&raftlog.Record{Record: &raftlog.Record_Project{Project: v}})
 	})
+	s.drops.Scan(func(_ string, v *raftlog.TaskDrops) bool {
+		return put(&raftlog.Record{Record: &raftlog.Record_Drops{Drops: v}})
+	})
 	put(&raftlog.Record{Record: &raftlog.Record_Footer{Footer: &raftlog.Footer{Records: n}}})
 }
 
@@ -151,6 +154,8 @@ func (s *State) load(r *raftlog.Record) error {
 		s.peers.Set(v.Member.Id, v.Member)
 	case *raftlog.Record_Token:
 		s.tokens.Set(v.Token.Id, v.Token)
+	case *raftlog.Record_Drops:
+		s.putDrops(v.Drops)
 	case *raftlog.Record_Project:
 		s.projects.Set(v.Project.Name, v.Project)
 	default:

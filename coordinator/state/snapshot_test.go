@@ -77,6 +77,7 @@ func busy(t tester) *machine {
 
 func TestRestore(t *testing.T) {
 	m := busy(t)
+	m.s.mayRequeue(m.s.Groups(m.run)[0], true)
 	kinds := map[string]bool{}
 	m.s.Records(func(r *raftlog.Record) bool {
 		kinds[string(r.ProtoReflect().WhichOneof(r.ProtoReflect().Descriptor().Oneofs().Get(0)).Name())] = true

@@ -47,6 +47,7 @@ type State struct {
 	peers    table[*raftlog.Member]
 	tokens   table[*raftlog.Token]
 	projects table[*raftlog.Project] // of removed runs
+	drops    table[*raftlog.TaskDrops]
 
 	// Derived from the tables, kept by their put functions.
 	queue      set                   // episodes to lease, in the order they are leased
@@ -92,6 +93,7 @@ func (s *State) Fork() *State {
 		peers:      *s.peers.Copy(),
 		tokens:     *s.tokens.Copy(),
 		projects:   *s.projects.Copy(),
+		drops:      *s.drops.Copy(),
 		queue:      *s.queue.Copy(),
 		leased:     *s.leased.Copy(),
 		ready:      *s.ready.Copy(),

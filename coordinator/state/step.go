@@ -257,6 +257,7 @@ func (s *State) consume(r *raftlog.Run, st *raftlog.Step) {
 			members++
 		}
 		s.endGroup(g, "consumed", "", st.Step, "")
+		s.trained(g)
 	}
 	s.update(r.Id, func(r *raftlog.Run) {
 		r.Head = st.Step + 1

@@ -1418,6 +1418,91 @@ func (x *Run) GetPausedNs() int64 {
 	return 0
 }
 
+// TaskDrops counts how often groups of a task ended untrained, by how long they had become.
+type TaskDrops struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Run           string                 `protobuf:"bytes,1,opt,name=run,proto3" json:"run,omitempty"`
+	Env           int32                  `protobuf:"varint,2,opt,name=env,proto3" json:"env,omitempty"`
+	Task          int32                  `protobuf:"varint,3,opt,name=task,proto3" json:"task,omitempty"`
+	Times         int32                  `protobuf:"varint,4,opt,name=times,proto3" json:"times,omitempty"`                    // the task came back since it was last trained; limited by max_requeues
+	GivenUp       int32                  `protobuf:"varint,5,opt,name=given_up,json=givenUp,proto3" json:"given_up,omitempty"` // drops after which it did not come back
+	Lengths       []int32                `protobuf:"varint,6,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`         // drops by length: at i, groups whose longest member had sampled 2^(i-1) to 2^i - 1 tokens
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TaskDrops) Reset() {
+	*x = TaskDrops{}
+	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TaskDrops) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TaskDrops) ProtoMessage() {}
+
+func (x *TaskDrops) ProtoReflect() protoreflect.Message {
+	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TaskDrops.ProtoReflect.Descriptor instead.
+func (*TaskDrops) Descriptor() ([]byte, []int) {
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *TaskDrops) GetRun() string {
+	if x != nil {
+		return x.Run
+	}
+	return ""
+}
+
+func (x *TaskDrops) GetEnv() int32 {
+	if x != nil {
+		return x.Env
+	}
+	return 0
+}
+
+func (x *TaskDrops) GetTask() int32 {
+	if x != nil {
+		return x.Task
+	}
+	return 0
+}
+
+func (x *TaskDrops) GetTimes() int32 {
+	if x != nil {
+		return x.Times
+	}
+	return 0
+}
+
+func (x *TaskDrops) GetGivenUp() int32 {
+	if x != nil {
+		return x.GivenUp
+	}
+	return 0
+}
+
+func (x *TaskDrops) GetLengths() []int32 {
+	if x != nil {
+		return x.Lengths
+	}
+	return nil
+}
+
 // Project sums up the runs of a project that were removed.
 type Project struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1430,7 +1515,7 @@ type Project struct {
 
 func (x *Project) Reset() {
 	*x = Project{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	mi := &file_raftlog_v1_record_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1442,7 +1527,7 @@ func (x *Project) String() string {
 func (*Project) ProtoMessage() {}
 
 func (x *Project) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[9]
+	mi := &file_raftlog_v1_record_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1455,7 +1540,7 @@ func (x *Project) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Project.ProtoReflect.Descriptor instead.
 func (*Project) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{9}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Project) GetName() string {
@@ -1496,7 +1581,7 @@ type PolicyVersion struct {
 
 func (x *PolicyVersion) Reset() {
 	*x = PolicyVersion{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[10]
+	mi := &file_raftlog_v1_record_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1508,7 +1593,7 @@ func (x *PolicyVersion) String() string {
 func (*PolicyVersion) ProtoMessage() {}
 
 func (x *PolicyVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[10]
+	mi := &file_raftlog_v1_record_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1521,7 +1606,7 @@ func (x *PolicyVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyVersion.ProtoReflect.Descriptor instead.
 func (*PolicyVersion) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{10}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PolicyVersion) GetRun() string {
@@ -1615,7 +1700,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[11]
+	mi := &file_raftlog_v1_record_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1627,7 +1712,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[11]
+	mi := &file_raftlog_v1_record_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1640,7 +1725,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{11}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Group) GetRun() string {
@@ -1797,7 +1882,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[12]
+	mi := &file_raftlog_v1_record_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +1894,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[12]
+	mi := &file_raftlog_v1_record_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +1907,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{12}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Lease) GetHolder() string {
@@ -1872,7 +1957,7 @@ type RowRef struct {
 
 func (x *RowRef) Reset() {
 	*x = RowRef{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[13]
+	mi := &file_raftlog_v1_record_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +1969,7 @@ func (x *RowRef) String() string {
 func (*RowRef) ProtoMessage() {}
 
 func (x *RowRef) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[13]
+	mi := &file_raftlog_v1_record_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +1982,7 @@ func (x *RowRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RowRef.ProtoReflect.Descriptor instead.
 func (*RowRef) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{13}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RowRef) GetObject() string {
@@ -1945,7 +2030,7 @@ type Sealed struct {
 
 func (x *Sealed) Reset() {
 	*x = Sealed{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[14]
+	mi := &file_raftlog_v1_record_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2042,7 @@ func (x *Sealed) String() string {
 func (*Sealed) ProtoMessage() {}
 
 func (x *Sealed) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[14]
+	mi := &file_raftlog_v1_record_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2055,7 @@ func (x *Sealed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sealed.ProtoReflect.Descriptor instead.
 func (*Sealed) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{14}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Sealed) GetEndReason() string {
@@ -2063,7 +2148,7 @@ type Episode struct {
 
 func (x *Episode) Reset() {
 	*x = Episode{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[15]
+	mi := &file_raftlog_v1_record_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2075,7 +2160,7 @@ func (x *Episode) String() string {
 func (*Episode) ProtoMessage() {}
 
 func (x *Episode) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[15]
+	mi := &file_raftlog_v1_record_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2088,7 +2173,7 @@ func (x *Episode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Episode.ProtoReflect.Descriptor instead.
 func (*Episode) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{15}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Episode) GetRun() string {
@@ -2243,7 +2328,7 @@ type VerifyJob struct {
 
 func (x *VerifyJob) Reset() {
 	*x = VerifyJob{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[16]
+	mi := &file_raftlog_v1_record_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2255,7 +2340,7 @@ func (x *VerifyJob) String() string {
 func (*VerifyJob) ProtoMessage() {}
 
 func (x *VerifyJob) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[16]
+	mi := &file_raftlog_v1_record_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2268,7 +2353,7 @@ func (x *VerifyJob) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VerifyJob.ProtoReflect.Descriptor instead.
 func (*VerifyJob) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{16}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VerifyJob) GetRun() string {
@@ -2360,7 +2445,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[17]
+	mi := &file_raftlog_v1_record_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2372,7 +2457,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[17]
+	mi := &file_raftlog_v1_record_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2385,7 +2470,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{17}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Step) GetRun() string {
@@ -2477,7 +2562,7 @@ type Gang struct {
 
 func (x *Gang) Reset() {
 	*x = Gang{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[18]
+	mi := &file_raftlog_v1_record_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2574,7 @@ func (x *Gang) String() string {
 func (*Gang) ProtoMessage() {}
 
 func (x *Gang) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[18]
+	mi := &file_raftlog_v1_record_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2587,7 @@ func (x *Gang) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gang.ProtoReflect.Descriptor instead.
 func (*Gang) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{18}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Gang) GetRun() string {
@@ -2546,7 +2631,7 @@ type Publish struct {
 
 func (x *Publish) Reset() {
 	*x = Publish{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[19]
+	mi := &file_raftlog_v1_record_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2643,7 @@ func (x *Publish) String() string {
 func (*Publish) ProtoMessage() {}
 
 func (x *Publish) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[19]
+	mi := &file_raftlog_v1_record_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2656,7 @@ func (x *Publish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Publish.ProtoReflect.Descriptor instead.
 func (*Publish) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{19}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Publish) GetRun() string {
@@ -2625,7 +2710,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[20]
+	mi := &file_raftlog_v1_record_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2637,7 +2722,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[20]
+	mi := &file_raftlog_v1_record_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2650,7 +2735,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{20}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Node) GetRole() string {
@@ -2768,7 +2853,7 @@ type EvalResult struct {
 
 func (x *EvalResult) Reset() {
 	*x = EvalResult{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[21]
+	mi := &file_raftlog_v1_record_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2780,7 +2865,7 @@ func (x *EvalResult) String() string {
 func (*EvalResult) ProtoMessage() {}
 
 func (x *EvalResult) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[21]
+	mi := &file_raftlog_v1_record_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2793,7 +2878,7 @@ func (x *EvalResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EvalResult.ProtoReflect.Descriptor instead.
 func (*EvalResult) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{21}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EvalResult) GetRun() string {
@@ -2872,7 +2957,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[22]
+	mi := &file_raftlog_v1_record_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2884,7 +2969,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[22]
+	mi := &file_raftlog_v1_record_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2897,7 +2982,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{22}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Client) GetId() string {
@@ -2940,7 +3025,7 @@ type Alarm struct {
 
 func (x *Alarm) Reset() {
 	*x = Alarm{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[23]
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2952,7 +3037,7 @@ func (x *Alarm) String() string {
 func (*Alarm) ProtoMessage() {}
 
 func (x *Alarm) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[23]
+	mi := &file_raftlog_v1_record_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2965,7 +3050,7 @@ func (x *Alarm) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alarm.ProtoReflect.Descriptor instead.
 func (*Alarm) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{23}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Alarm) GetRun() string {
@@ -3015,7 +3100,7 @@ type Clock struct {
 
 func (x *Clock) Reset() {
 	*x = Clock{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3112,7 @@ func (x *Clock) String() string {
 func (*Clock) ProtoMessage() {}
 
 func (x *Clock) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[24]
+	mi := &file_raftlog_v1_record_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3125,7 @@ func (x *Clock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Clock.ProtoReflect.Descriptor instead.
 func (*Clock) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{24}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Clock) GetNowNs() int64 {
@@ -3128,7 +3213,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	mi := &file_raftlog_v1_record_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3140,7 +3225,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[25]
+	mi := &file_raftlog_v1_record_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3153,7 +3238,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{25}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Member) GetId() string {
@@ -3213,7 +3298,7 @@ type Token struct {
 
 func (x *Token) Reset() {
 	*x = Token{}
-	mi := &file_raftlog_v1_record_proto_msgTypes[26]
+	mi := &file_raftlog_v1_record_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +3310,7 @@ func (x *Token) String() string {
 func (*Token) ProtoMessage() {}
 
 func (x *Token) ProtoReflect() protoreflect.Message {
-	mi := &file_raftlog_v1_record_proto_msgTypes[26]
+	mi := &file_raftlog_v1_record_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +3323,7 @@ func (x *Token) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Token.ProtoReflect.Descriptor instead.
 func (*Token) Descriptor() ([]byte, []int) {
-	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{26}
+	return file_raftlog_v1_record_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Token) GetId() string {
@@ -3400,7 +3485,14 @@ const file_raftlog_v1_record_proto_rawDesc = "" +
 	"\rbatch_wait_ns\x18\x13 \x01(\x03R\vbatchWaitNs\x12\x1a\n" +
 	"\bstopping\x18\x14 \x01(\bR\bstopping\x12\x12\n" +
 	"\x04best\x18\x15 \x01(\tR\x04best\x12\x1b\n" +
-	"\tpaused_ns\x18\x16 \x01(\x03R\bpausedNs\"c\n" +
+	"\tpaused_ns\x18\x16 \x01(\x03R\bpausedNs\"\x8e\x01\n" +
+	"\tTaskDrops\x12\x10\n" +
+	"\x03run\x18\x01 \x01(\tR\x03run\x12\x10\n" +
+	"\x03env\x18\x02 \x01(\x05R\x03env\x12\x12\n" +
+	"\x04task\x18\x03 \x01(\x05R\x04task\x12\x14\n" +
+	"\x05times\x18\x04 \x01(\x05R\x05times\x12\x19\n" +
+	"\bgiven_up\x18\x05 \x01(\x05R\agivenUp\x12\x18\n" +
+	"\alengths\x18\x06 \x03(\x05R\alengths\"c\n" +
 	"\aProject\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04runs\x18\x02 \x01(\x03R\x04runs\x120\n" +
@@ -3656,7 +3748,7 @@ func file_raftlog_v1_record_proto_rawDescGZIP() []byte {
 }
 
 var file_raftlog_v1_record_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
+var file_raftlog_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
 var file_raftlog_v1_record_proto_goTypes = []any{
 	(RunState)(0),         // 0: raftlog.v1.RunState
 	(VersionState)(0),     // 1: raftlog.v1.VersionState
@@ -3674,33 +3766,34 @@ var file_raftlog_v1_record_proto_goTypes = []any{
 	(*TaskFailures)(nil),  // 13: raftlog.v1.TaskFailures
 	(*Counters)(nil),      // 14: raftlog.v1.Counters
 	(*Run)(nil),           // 15: raftlog.v1.Run
-	(*Project)(nil),       // 16: raftlog.v1.Project
-	(*PolicyVersion)(nil), // 17: raftlog.v1.PolicyVersion
-	(*Group)(nil),         // 18: raftlog.v1.Group
-	(*Lease)(nil),         // 19: raftlog.v1.Lease
-	(*RowRef)(nil),        // 20: raftlog.v1.RowRef
-	(*Sealed)(nil),        // 21: raftlog.v1.Sealed
-	(*Episode)(nil),       // 22: raftlog.v1.Episode
-	(*VerifyJob)(nil),     // 23: raftlog.v1.VerifyJob
-	(*Step)(nil),          // 24: raftlog.v1.Step
-	(*Gang)(nil),          // 25: raftlog.v1.Gang
-	(*Publish)(nil),       // 26: raftlog.v1.Publish
-	(*Node)(nil),          // 27: raftlog.v1.Node
-	(*EvalResult)(nil),    // 28: raftlog.v1.EvalResult
-	(*Client)(nil),        // 29: raftlog.v1.Client
-	(*Alarm)(nil),         // 30: raftlog.v1.Alarm
-	(*Clock)(nil),         // 31: raftlog.v1.Clock
-	(*Member)(nil),        // 32: raftlog.v1.Member
-	(*Token)(nil),         // 33: raftlog.v1.Token
-	nil,                   // 34: raftlog.v1.EnvConfig.LimitsOnEntry
-	nil,                   // 35: raftlog.v1.Step.MetricsEntry
-	nil,                   // 36: raftlog.v1.Node.LabelsEntry
+	(*TaskDrops)(nil),     // 16: raftlog.v1.TaskDrops
+	(*Project)(nil),       // 17: raftlog.v1.Project
+	(*PolicyVersion)(nil), // 18: raftlog.v1.PolicyVersion
+	(*Group)(nil),         // 19: raftlog.v1.Group
+	(*Lease)(nil),         // 20: raftlog.v1.Lease
+	(*RowRef)(nil),        // 21: raftlog.v1.RowRef
+	(*Sealed)(nil),        // 22: raftlog.v1.Sealed
+	(*Episode)(nil),       // 23: raftlog.v1.Episode
+	(*VerifyJob)(nil),     // 24: raftlog.v1.VerifyJob
+	(*Step)(nil),          // 25: raftlog.v1.Step
+	(*Gang)(nil),          // 26: raftlog.v1.Gang
+	(*Publish)(nil),       // 27: raftlog.v1.Publish
+	(*Node)(nil),          // 28: raftlog.v1.Node
+	(*EvalResult)(nil),    // 29: raftlog.v1.EvalResult
+	(*Client)(nil),        // 30: raftlog.v1.Client
+	(*Alarm)(nil),         // 31: raftlog.v1.Alarm
+	(*Clock)(nil),         // 32: raftlog.v1.Clock
+	(*Member)(nil),        // 33: raftlog.v1.Member
+	(*Token)(nil),         // 34: raftlog.v1.Token
+	nil,                   // 35: raftlog.v1.EnvConfig.LimitsOnEntry
+	nil,                   // 36: raftlog.v1.Step.MetricsEntry
+	nil,                   // 37: raftlog.v1.Node.LabelsEntry
 }
 var file_raftlog_v1_record_proto_depIdxs = []int32{
 	9,  // 0: raftlog.v1.RunConfig.envs:type_name -> raftlog.v1.EnvConfig
 	10, // 1: raftlog.v1.RunConfig.evals:type_name -> raftlog.v1.EvalConfig
 	8,  // 2: raftlog.v1.EnvConfig.tasks:type_name -> raftlog.v1.TaskRef
-	34, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
+	35, // 3: raftlog.v1.EnvConfig.limits_on:type_name -> raftlog.v1.EnvConfig.LimitsOnEntry
 	8,  // 4: raftlog.v1.EvalConfig.tasks:type_name -> raftlog.v1.TaskRef
 	7,  // 5: raftlog.v1.Run.config:type_name -> raftlog.v1.RunConfig
 	0,  // 6: raftlog.v1.Run.state:type_name -> raftlog.v1.RunState
@@ -3711,20 +3804,20 @@ var file_raftlog_v1_record_proto_depIdxs = []int32{
 	14, // 11: raftlog.v1.Project.counters:type_name -> raftlog.v1.Counters
 	1,  // 12: raftlog.v1.PolicyVersion.state:type_name -> raftlog.v1.VersionState
 	2,  // 13: raftlog.v1.Group.state:type_name -> raftlog.v1.GroupState
-	20, // 14: raftlog.v1.Sealed.steps:type_name -> raftlog.v1.RowRef
-	20, // 15: raftlog.v1.Sealed.episode:type_name -> raftlog.v1.RowRef
+	21, // 14: raftlog.v1.Sealed.steps:type_name -> raftlog.v1.RowRef
+	21, // 15: raftlog.v1.Sealed.episode:type_name -> raftlog.v1.RowRef
 	3,  // 16: raftlog.v1.Episode.state:type_name -> raftlog.v1.EpisodeState
-	19, // 17: raftlog.v1.Episode.lease:type_name -> raftlog.v1.Lease
-	21, // 18: raftlog.v1.Episode.sealed:type_name -> raftlog.v1.Sealed
-	20, // 19: raftlog.v1.Episode.verdict_row:type_name -> raftlog.v1.RowRef
+	20, // 17: raftlog.v1.Episode.lease:type_name -> raftlog.v1.Lease
+	22, // 18: raftlog.v1.Episode.sealed:type_name -> raftlog.v1.Sealed
+	21, // 19: raftlog.v1.Episode.verdict_row:type_name -> raftlog.v1.RowRef
 	4,  // 20: raftlog.v1.VerifyJob.state:type_name -> raftlog.v1.JobState
-	19, // 21: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
+	20, // 21: raftlog.v1.VerifyJob.lease:type_name -> raftlog.v1.Lease
 	5,  // 22: raftlog.v1.Step.state:type_name -> raftlog.v1.StepState
-	35, // 23: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
-	19, // 24: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
-	19, // 25: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
+	36, // 23: raftlog.v1.Step.metrics:type_name -> raftlog.v1.Step.MetricsEntry
+	20, // 24: raftlog.v1.Gang.lease:type_name -> raftlog.v1.Lease
+	20, // 25: raftlog.v1.Publish.lease:type_name -> raftlog.v1.Lease
 	6,  // 26: raftlog.v1.Node.state:type_name -> raftlog.v1.NodeState
-	36, // 27: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
+	37, // 27: raftlog.v1.Node.labels:type_name -> raftlog.v1.Node.LabelsEntry
 	28, // [28:28] is the sub-list for method output_type
 	28, // [28:28] is the sub-list for method input_type
 	28, // [28:28] is the sub-list for extension type_name
@@ -3738,14 +3831,14 @@ func file_raftlog_v1_record_proto_init() {
 		return
 	}
 	file_raftlog_v1_record_proto_msgTypes[0].OneofWrappers = []any{}
-	file_raftlog_v1_record_proto_msgTypes[15].OneofWrappers = []any{}
+	file_raftlog_v1_record_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_raftlog_v1_record_proto_rawDesc), len(file_raftlog_v1_record_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   30,
+			NumMessages:   31,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

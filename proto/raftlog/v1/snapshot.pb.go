@@ -46,6 +46,7 @@ type Record struct {
 	//	*Record_Member
 	//	*Record_Token
 	//	*Record_Project
+	//	*Record_Drops
 	Record        isRecord_Record `protobuf_oneof:"record"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -250,6 +251,15 @@ func (x *Record) GetProject() *Project {
 	return nil
 }
 
+func (x *Record) GetDrops() *TaskDrops {
+	if x != nil {
+		if x, ok := x.Record.(*Record_Drops); ok {
+			return x.Drops
+		}
+	}
+	return nil
+}
+
 type isRecord_Record interface {
 	isRecord_Record()
 }
@@ -326,6 +336,10 @@ type Record_Project struct {
 	Project *Project `protobuf:"bytes,19,opt,name=project,proto3,oneof"`
 }
 
+type Record_Drops struct {
+	Drops *TaskDrops `protobuf:"bytes,20,opt,name=drops,proto3,oneof"`
+}
+
 func (*Record_Header) isRecord_Record() {}
 
 func (*Record_Clock) isRecord_Record() {}
@@ -361,6 +375,8 @@ func (*Record_Member) isRecord_Record() {}
 func (*Record_Token) isRecord_Record() {}
 
 func (*Record_Project) isRecord_Record() {}
+
+func (*Record_Drops) isRecord_Record() {}
 
 type Header struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -464,7 +480,7 @@ var File_raftlog_v1_snapshot_proto protoreflect.FileDescriptor
 const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\n" +
 	"\x19raftlog/v1/snapshot.proto\x12\n" +
-	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\xb6\x06\n" +
+	"raftlog.v1\x1a\x16raftlog/v1/event.proto\x1a\x17raftlog/v1/record.proto\"\xe5\x06\n" +
 	"\x06Record\x12,\n" +
 	"\x06header\x18\x01 \x01(\v2\x12.raftlog.v1.HeaderH\x00R\x06header\x12)\n" +
 	"\x05clock\x18\x02 \x01(\v2\x11.raftlog.v1.ClockH\x00R\x05clock\x12#\n" +
@@ -484,7 +500,8 @@ const file_raftlog_v1_snapshot_proto_rawDesc = "" +
 	"\x06footer\x18\x10 \x01(\v2\x12.raftlog.v1.FooterH\x00R\x06footer\x12,\n" +
 	"\x06member\x18\x11 \x01(\v2\x12.raftlog.v1.MemberH\x00R\x06member\x12)\n" +
 	"\x05token\x18\x12 \x01(\v2\x11.raftlog.v1.TokenH\x00R\x05token\x12/\n" +
-	"\aproject\x18\x13 \x01(\v2\x13.raftlog.v1.ProjectH\x00R\aprojectB\b\n" +
+	"\aproject\x18\x13 \x01(\v2\x13.raftlog.v1.ProjectH\x00R\aproject\x12-\n" +
+	"\x05drops\x18\x14 \x01(\v2\x15.raftlog.v1.TaskDropsH\x00R\x05dropsB\b\n" +
 	"\x06record\"?\n" +
 	"\x06Header\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\x05R\x06format\x12\x1d\n" +
@@ -526,6 +543,7 @@ var file_raftlog_v1_snapshot_proto_goTypes = []any{
 	(*Member)(nil),        // 16: raftlog.v1.Member
 	(*Token)(nil),         // 17: raftlog.v1.Token
 	(*Project)(nil),       // 18: raftlog.v1.Project
+	(*TaskDrops)(nil),     // 19: raftlog.v1.TaskDrops
 }
 var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	1,  // 0: raftlog.v1.Record.header:type_name -> raftlog.v1.Header
@@ -546,11 +564,12 @@ var file_raftlog_v1_snapshot_proto_depIdxs = []int32{
 	16, // 15: raftlog.v1.Record.member:type_name -> raftlog.v1.Member
 	17, // 16: raftlog.v1.Record.token:type_name -> raftlog.v1.Token
 	18, // 17: raftlog.v1.Record.project:type_name -> raftlog.v1.Project
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	19, // 18: raftlog.v1.Record.drops:type_name -> raftlog.v1.TaskDrops
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_raftlog_v1_snapshot_proto_init() }
@@ -579,6 +598,7 @@ func file_raftlog_v1_snapshot_proto_init() {
 		(*Record_Member)(nil),
 		(*Record_Token)(nil),
 		(*Record_Project)(nil),
+		(*Record_Drops)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
