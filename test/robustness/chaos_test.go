@@ -209,6 +209,7 @@ func (r *run) faults(ctx context.Context, n *nemesis, w *workload) error {
 // one does one fault and waits until the cluster is well and clients are answered.
 func (r *run) one(ctx context.Context, n *nemesis, w *workload, f fault, t *tally) error {
 	n.hold(ctx, 100*time.Millisecond, time.Second)
+	n.c.mayEnd = f.ends
 	err := f.hurt(ctx, n)
 	n.c.net.heal()
 	if errors.Is(err, errNothing) {

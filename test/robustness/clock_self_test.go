@@ -25,7 +25,7 @@ func main() {
 			panic(err)
 		}
 	}
-	time.Sleep(300 * time.Millisecond)
+	<-time.After(300 * time.Millisecond)
 	b := time.Now()
 	fmt.Println("wall", b.Round(0).Sub(a.Round(0)) > time.Hour, "monotonic", b.Sub(a) > time.Hour)
 }

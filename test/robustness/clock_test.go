@@ -22,21 +22,22 @@ import (
 	"syscall"
 )
 
-var clockNext, clockBy atomic.Int64
+var clockBy atomic.Int64 // seconds
 
-func clockOffset() int64 {
-	now := runtimeNano()
-	if next := clockNext.Load(); now >= next && clockNext.CompareAndSwap(next, now+100e6) {
-		clockBy.Store(readClock())
+// clockOffset is called on the scheduler's own stack, too: it must do nothing else.
+func clockOffset() int64 { return clockBy.Load() }
+
+func init() {
+	if path, found := syscall.Getenv("` + clockEnv + `"); found {
+		go func() {
+			for ; ; Sleep(100 * Millisecond) {
+				clockBy.Store(readClock(path))
+			}
+		}()
 	}
-	return clockBy.Load()
 }
 
-func readClock() int64 {
-	path, found := syscall.Getenv("` + clockEnv + `")
-	if !found {
-		return 0
-	}
+func readClock(path string) int64 {
 	f, err := open(path)
 	if err != nil {
 		return 0

@@ -29,6 +29,7 @@ type cluster struct {
 	asked    map[string]*grpc.ClientConn // by machine; past the proxies, for this test alone
 	admin    []grpc.DialOption           // proves to be who manages the cluster
 	worker   []grpc.DialOption           // proves to be a worker
+	mayEnd   bool                        // a machine may end by itself in this fault
 }
 
 // newCluster starts machines and makes a cluster of them by the commands that people use.
@@ -237,7 +238,7 @@ func (c *cluster) listening(ctx context.Context, m *machine) error {
 			return nil
 		}
 		if !m.alive() {
-			return fmt.Errorf("machine %s ended: %s", m.name, m.sentence())
+			return fmt.Errorf("machine %s ended: %s %s", m.name, m.sentence(), m.crashed())
 		}
 		if ctx.Err() != nil {
 			return fmt.Errorf("machine %s does not answer: %w: %s", m.name, err, m.sentence())
@@ -272,6 +273,9 @@ func (c *cluster) well(ctx context.Context) error {
 	why := errors.New("no leader")
 	for ctx.Err() == nil {
 		for _, m := range c.machines {
+			if m.gaveUp() && !c.mayEnd {
+				return fmt.Errorf("machine %s ended by itself: %s", m.name, m.sentence())
+			}
 			if !m.alive() {
 				if err := m.start(); err != nil {
 					return err

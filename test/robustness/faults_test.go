@@ -13,6 +13,7 @@ import (
 // back; the nemesis then waits until the cluster is well.
 type fault struct {
 	name  string
+	ends  bool   // a node may end by itself
 	slow  bool   // takes more than some seconds: not in the short form
 	needs string // of the machine: "image" is a file system for each node, "clock" a program whose clock can be set
 	hurt  func(context.Context, *nemesis) error
@@ -252,10 +253,10 @@ func diskFaults() []fault {
 			err := n.at(ctx, n.follower(ctx), "log.append.before=20*sleep(300ms)", 5*time.Second)
 			return errors.Join(err, n.wait(ctx, 4*time.Second))
 		}},
-		{name: "a write to the log fails", hurt: func(ctx context.Context, n *nemesis) error {
+		{name: "a write to the log fails", ends: true, hurt: func(ctx context.Context, n *nemesis) error {
 			return n.refused(ctx, "log.append.before=1*error(ENOSPC)")
 		}},
-		{name: "keeping a term fails", hurt: func(ctx context.Context, n *nemesis) error {
+		{name: "keeping a term fails", ends: true, hurt: func(ctx context.Context, n *nemesis) error {
 			m := n.follower(ctx)
 			if err := m.arm("term.keep.before=1*error(ENOSPC)"); err != nil {
 				return err
@@ -266,12 +267,12 @@ func diskFaults() []fault {
 		{name: "a snapshot fails: no space", slow: true, hurt: func(ctx context.Context, n *nemesis) error {
 			return n.at(ctx, n.any(), "snapshot.written=1*error(ENOSPC)", 20*time.Second)
 		}},
-		{name: "full disk", needs: "image", slow: true, hurt: full},
+		{name: "full disk", ends: true, needs: "image", slow: true, hurt: full},
 		{name: "power lost on all nodes: unsynced writes dropped", needs: "image", slow: true, hurt: func(ctx context.Context, n *nemesis) error { return n.powerLoss(n.c.machines...) }},
 		{name: "power lost on the leader: unsynced writes dropped", needs: "image", hurt: func(ctx context.Context, n *nemesis) error { return n.powerLoss(n.leader(ctx)) }},
 	}
 	for _, how := range []string{"cut", "unwritten", "flipped"} {
-		out = append(out, fault{name: "end of the log is " + how, slow: true, hurt: func(ctx context.Context, n *nemesis) error { return n.spoilt(ctx, how) }})
+		out = append(out, fault{name: "end of the log is " + how, ends: true, slow: true, hurt: func(ctx context.Context, n *nemesis) error { return n.spoilt(ctx, how) }})
 	}
 	return out
 }

@@ -105,6 +105,12 @@ func (m *machine) alive() bool {
 	}
 }
 
+// gaveUp reports whether the process has ended by itself and not in order: nobody killed it.
+func (m *machine) gaveUp() bool {
+	p := m.process()
+	return p != nil && !m.alive() && p.pid == p.cmd.Process.Pid && p.cmd.ProcessState.ExitCode() > 0
+}
+
 // signal sends one to the program.
 func (m *machine) signal(s syscall.Signal) {
 	if m.alive() {
