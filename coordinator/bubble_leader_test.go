@@ -198,32 +198,6 @@ func TestStuckLeaderIsReplaced(t *testing.T) {
 	})
 }
 
-// The leader removes itself with writes on their way: the rest applies the same
-// log, and what was acknowledged is in it.
-func TestRaft79_LeaderRemovesItself(t *testing.T) {
-	for _, size := range []int{3, 5} {
-		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			inBubble(t, size, nil, func(t *testing.T, b *bubble) {
-				stop := b.load(8, 3*time.Millisecond)
-				time.Sleep(time.Second)
-				first := b.leader()
-				n := first.running()
-				require.NoError(t, n.answer(n.raft.RemoveServer(raft.ServerID(first.id), 0, 0)))
-				first.broken = errors.New("removed")
-				next := b.leaderAmong(b.others(first))
-				require.Len(t, next.running().raft.GetConfiguration().Configuration().Servers, size-1)
-				b.noop("after")
-				time.Sleep(5 * time.Second)
-				stop()
-				_, err := n.Propose(t.Context(), &raftlog.Proposal{Client: "gone", Seq: 1, Op: registerOp("gone")})
-				require.Error(t, err, "a node that was removed commits nothing")
-				_, _, err = n.Read(t.Context())
-				require.Error(t, err)
-			})
-		})
-	}
-}
-
 // A transfer asked of a node that seeks votes is refused at once.
 func TestRaft413_TransferOnCandidate(t *testing.T) {
 	inBubble(t, 3, nil, func(t *testing.T, b *bubble) {

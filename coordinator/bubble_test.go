@@ -30,6 +30,8 @@ type bubble struct {
 	began   time.Time
 	config  func(*Config) // changes every node's configuration
 
+	restored bool // the log is not the whole history
+
 	mu    sync.Mutex // guards acks, fence
 	acks  []ack
 	fence uint64 // the highest that was given
@@ -51,7 +53,7 @@ type member struct {
 	rpc    string             // where it takes RPCs
 	dir    string
 	log    *memLog
-	broken error // why it ended by itself; it is left as it is
+	broken bool // it was taken out, and is left as it is
 
 	mu     sync.Mutex // guards all below
 	node   *Node      // nil while it does not run
@@ -172,7 +174,7 @@ func (m *member) kill() {
 func (b *bubble) nodes() []*Node {
 	var out []*Node
 	for _, m := range b.members {
-		if n := m.running(); n != nil && m.broken == nil {
+		if n := m.running(); n != nil && !m.broken {
 			out = append(out, n)
 		}
 	}
@@ -208,7 +210,7 @@ func (b *bubble) leads() *member {
 	var term uint64
 	for _, m := range b.members {
 		n := m.running()
-		if n == nil || m.broken != nil {
+		if n == nil || m.broken {
 			continue
 		}
 		if r, err := n.currentReign(); err == nil && r.term > term {
