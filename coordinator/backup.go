@@ -39,7 +39,7 @@ func (n *Node) Restore(ctx context.Context, r io.Reader, foreign bool) (*state.S
 	defer n.change.Unlock()
 	s, err := fsm.ReadSnapshot(r)
 	if err != nil {
-		return nil, fmt.Errorf("coordinator: restore: %w", err)
+		return nil, fmt.Errorf("coordinator: restore: %w: %w", err, ErrInvalid)
 	}
 	ours := now.Clock()
 	if theirs := s.Clock().Cluster; theirs != "" && theirs != ours.Cluster && !foreign {
@@ -65,7 +65,7 @@ func (n *Node) Restore(ctx context.Context, r io.Reader, foreign bool) (*state.S
 
 // spool writes a state into the data directory, where its size is known before raft reads it.
 func (n *Node) spool(s *state.State) (*os.File, error) {
-	f, err := os.CreateTemp(n.cfg.Dir, "restore-")
+	f, err := os.CreateTemp(n.cfg.Dir, fsm.Spooled)
 	if err != nil {
 		return nil, err
 	}

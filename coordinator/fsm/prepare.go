@@ -41,7 +41,10 @@ func (f Loaded) replaces(last uint64) bool {
 	return last > 0 && last < f.Index && f.Servers > 1
 }
 
-// sweep removes snapshots that a kill or a full disk left unfinished: raft leaves them there for ever.
+// Spooled begins the name of a file in the data directory that holds a snapshot while it is being restored.
+const Spooled = "restore-"
+
+// sweep removes what a kill or a full disk left unfinished: snapshots, which raft leaves there for ever, and restores.
 func (d *Dir) sweep() error {
 	dir := filepath.Join(d.path, snapshotName)
 	entries, err := os.ReadDir(dir)
@@ -54,6 +57,12 @@ func (d *Dir) sweep() error {
 		}
 		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
 			return fmt.Errorf("fsm: remove unfinished snapshot %s: %w: %w", e.Name(), err, ErrOpenFailed)
+		}
+	}
+	spooled, _ := filepath.Glob(filepath.Join(d.path, Spooled+"*")) // the pattern is good
+	for _, path := range spooled {
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("fsm: remove unfinished restore %s: %w: %w", path, err, ErrOpenFailed)
 		}
 	}
 	return nil
