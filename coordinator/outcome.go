@@ -8,7 +8,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/rlfleet/rlfleet/coordinator/fsm"
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
 
@@ -56,10 +55,6 @@ var outcomes = []struct {
 	{ErrCluster, Rejected, pb.Reason_REASON_INVALID, codes.FailedPrecondition},
 	{ErrNoMember, Rejected, pb.Reason_REASON_NOT_FOUND, codes.NotFound},
 	{ErrLevel, Rejected, pb.Reason_REASON_LEVEL, codes.FailedPrecondition},
-	{fsm.ErrNotOurs, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
-	{fsm.ErrCut, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
-	{fsm.ErrDamaged, Rejected, pb.Reason_REASON_INVALID, codes.InvalidArgument},
-	{fsm.ErrNewer, Rejected, pb.Reason_REASON_INVALID, codes.FailedPrecondition},
 	{ErrWatches, Rejected, pb.Reason_REASON_QUEUE_FULL, codes.ResourceExhausted},
 	{ErrResync, Rejected, pb.Reason_REASON_RESYNC, codes.OutOfRange},
 	{ErrNotFound, Rejected, pb.Reason_REASON_NOT_FOUND, codes.NotFound},

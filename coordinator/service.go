@@ -207,7 +207,7 @@ func (n *Node) role() string {
 	case errors.Is(err, ErrStarting):
 		return "starting"
 	}
-	if n.cluster() == "" {
+	if n.cfg.Cluster && n.cluster() == "" {
 		return "new"
 	}
 	return strings.ToLower(n.raft.State().String())
