@@ -464,6 +464,15 @@ func senseless(rt *rapid.T, m *machine) *raftlog.Op {
 		{Op: &raftlog.Op_FinishPublish{FinishPublish: &raftlog.FinishPublish{Node: ref, Run: run, Version: number("version"), Fence: fence, Accepted: true, Served: []string{"x"}}}},
 		{Op: &raftlog.Op_Mirrored{Mirrored: &raftlog.Mirrored{UpTo: uint64(number("up to"))}}},
 		{Op: &raftlog.Op_Deregister{Deregister: &raftlog.Deregister{Node: ref}}},
+		{Op: &raftlog.Op_Identify{Identify: &raftlog.Identify{Cluster: run, Level: int32(number("level"))}}},
+		{Op: &raftlog.Op_SetMember{SetMember: &raftlog.SetMember{Member: &raftlog.Member{Id: run, Raft: role, Level: int32(number("level"))}}}},
+		{Op: &raftlog.Op_SetMember{SetMember: &raftlog.SetMember{}}},
+		{Op: &raftlog.Op_RemoveMember{RemoveMember: &raftlog.RemoveMember{Id: run}}},
+		{Op: &raftlog.Op_SetToken{SetToken: &raftlog.SetToken{Token: &raftlog.Token{Id: run, Role: role, ExpiresNs: number("expires")}}}},
+		{Op: &raftlog.Op_SetToken{SetToken: &raftlog.SetToken{}}},
+		{Op: &raftlog.Op_RemoveToken{RemoveToken: &raftlog.RemoveToken{Id: run}}},
+		{Op: &raftlog.Op_Rollback{Rollback: &raftlog.Rollback{Run: run, To: number("to")}}},
+		{Op: &raftlog.Op_Diverged{Diverged: &raftlog.Diverged{Run: run, Stored: fence}}},
 		{},
 	}
 	return rapid.SampledFrom(ops).Draw(rt, "op")
