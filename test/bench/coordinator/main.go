@@ -57,7 +57,7 @@ var groups = []group{
 }
 
 // budget is how long measurements may begin anew because the machine was noisy.
-const budget = 4 * time.Minute
+const budget = 3*time.Minute + 30*time.Second
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
