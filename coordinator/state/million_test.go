@@ -142,6 +142,7 @@ func (x *mill) alone(op *raftlog.Op) *raftlog.Entry {
 func (x *mill) timed(e *raftlog.Entry) {
 	from, cpu := time.Now(), threadCPU()
 	res := x.s.Apply(e)
+	x.s.Changed()
 	took, ran := time.Since(from), threadCPU()-cpu
 	if ran > x.cpu {
 		x.cpu, x.slow = ran, e.Proposals[0].Op
@@ -157,18 +158,20 @@ func (x *mill) timed(e *raftlog.Entry) {
 }
 
 // BenchmarkMillion is Apply on a state of a million records: commands a second
-// and the longest Apply of an entry, alone; with a reader that forks after each
+// and the longest Apply of an entry, alone; with the journal of changes that
+// watchers read; with a reader that forks after each
 // entry; and while forks are persisted one after the other, as snapshots are.
 // "cpu" is the longest by the time the thread had a CPU: the rest is the machine's.
 func BenchmarkMillion(b *testing.B) {
 	m := million(b)
 	full := m.s
-	for _, mode := range []string{"alone", "forked", "persisted"} {
+	for _, mode := range []string{"alone", "journal", "forked", "persisted"} {
 		b.Run(mode, func(b *testing.B) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
 			m.s, m.forked, m.t = full.Fork(), false, b
 			x := newMill(b, m)
+			x.s.Journal(mode == "journal")
 			stop, done := make(chan struct{}), make(chan struct{})
 			forks := make(chan *State, 1)
 			var snapshots atomic.Int64
