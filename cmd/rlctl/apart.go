@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -37,10 +36,9 @@ func (s *session) apart(ctx context.Context) error {
 		return err
 	}
 	if !s.flags.to.named() {
-		address := reach[1]
 		base, stop := context.WithCancel(context.WithoutCancel(ctx))
 		coordinator := roles.NewChildren(program, s.log, logs, giveUp)
-		coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage, "--listen", address, "--insecure"}}, drainWithin)
+		coordinator.Start(base, roles.Child{Name: "coordinator", Args: []string{"coordinator", "--storage", s.storage}}, drainWithin)
 		defer coordinator.Wait()
 		defer stop()
 		if err := s.awaitCoordinator(ctx); err != nil {
@@ -81,12 +79,11 @@ func (s *session) program() (string, error) {
 	return path, nil
 }
 
-// reach is how the children reach the coordinator, as flags that begin with --coordinator.
+// reach is how the children reach the coordinator, as flags; none for that of the storage.
 func (s *session) reach() ([]string, error) {
 	to := s.flags.to
 	if !to.named() {
-		address, err := freeAddress()
-		return []string{"--coordinator", address}, err
+		return nil, nil
 	}
 	addresses, _, err := to.dial()
 	if err != nil {
@@ -101,15 +98,6 @@ func (s *session) reach() ([]string, error) {
 		out = append(out, "--tls", dir)
 	}
 	return out, nil
-}
-
-// freeAddress picks the loopback port that the coordinator keeps over its restarts.
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	return l.Addr().String(), l.Close()
 }
 
 // children returns the processes of some roles.

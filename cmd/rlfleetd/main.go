@@ -71,8 +71,7 @@ func logger(role string) *slog.Logger {
 }
 
 func coordinatorCommand() *cobra.Command {
-	var storage, listen, config string
-	var insecure bool
+	var storage, config string
 	c := &cobra.Command{
 		Use: "coordinator", Short: "Keep the replicated state: as a node of a cluster (--config), or alone for the runs of a storage.", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -83,30 +82,16 @@ func coordinatorCommand() *cobra.Command {
 				}
 				return roles.RunNode(cmd.Context(), node, roles.Build(), logger("coordinator").With("node", node.Node))
 			}
-			if listen != "" && !insecure {
-				return errors.New("nothing authenticates who reaches --listen: say --insecure if every user of this machine may, or run a node with --config")
-			}
 			objects, err := file.Open(storage)
 			if err != nil {
 				return err
 			}
-			if listen != "" {
-				l, err := roles.ListenLoopback(listen) // refuses what others can reach
-				if err != nil {
-					return err
-				}
-				if err := l.Close(); err != nil {
-					return err
-				}
-			}
 			return roles.RunCoordinator(cmd.Context(), roles.CoordinatorConfig{
-				Storage: storage, Store: objects, Listen: listen, Build: roles.Build(), Log: logger("coordinator"),
+				Storage: storage, Store: objects, Build: roles.Build(), Log: logger("coordinator"),
 			}, func() {})
 		},
 	}
 	c.Flags().StringVar(&storage, "storage", ".rlfleet", "directory of the file storage")
-	c.Flags().StringVar(&listen, "listen", "", "loopback address for the other roles")
-	c.Flags().BoolVar(&insecure, "insecure", false, "let every user of this machine in at --listen")
 	c.Flags().StringVar(&config, "config", "", "file of a node of a cluster")
 	return c
 }
@@ -137,7 +122,7 @@ func roleCommand(name, short string, run func(*roles.Process, context.Context) e
 	fl.StringVar(&f.experiment, "experiment", "", "spec of the run")
 	fl.StringArrayVar(&f.sets, "set", nil, "override a field: path=value")
 	fl.StringVar(&f.run, "run", "", "run to work for")
-	fl.StringVar(&f.coordinator, "coordinator", "", "addresses of the coordinator's nodes, HOST:PORT[,HOST:PORT…]")
+	fl.StringVar(&f.coordinator, "coordinator", "", "addresses of the coordinator's nodes, HOST:PORT[,HOST:PORT…]; empty: the coordinator of the storage")
 	fl.StringVar(&f.tls, "tls", "", "directory with ca.pem, cert.pem and key.pem, as rlctl cluster certs makes it; without it the coordinator is on this machine")
 	fl.StringVar(&f.name, "name", "apart", "name of this process's node")
 	fl.StringVar(&f.acks, "acks", "", "append every acknowledgement to this file")
@@ -147,9 +132,31 @@ func roleCommand(name, short string, run func(*roles.Process, context.Context) e
 	return c
 }
 
-func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Process, context.Context) error) error {
-	if f.experiment == "" || f.run == "" || f.coordinator == "" {
-		return errors.New("name the spec, the run and the coordinator: --experiment FILE --run RUN --coordinator ADDRESS")
+// connect returns a client of the cluster that was named, or of the storage's own coordinator.
+func (f *roleFlags) connect(ctx context.Context, role, storage string) (*client.Client, func() error, error) {
+	if f.coordinator == "" {
+		return roles.Connect(ctx, storage, role+"-"+f.name)
+	}
+	cfg := client.DefaultConfig(role+"-"+f.name, strings.Split(f.coordinator, ",")...)
+	if f.tls != "" {
+		creds, err := auth.FilesIn(f.tls).Load(logger(role))
+		if err != nil {
+			return nil, nil, err
+		}
+		if cfg.Dial, err = auth.DialOptions(creds, ""); err != nil {
+			return nil, nil, err
+		}
+	}
+	c, err := client.New(ctx, cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, c.Close, nil
+}
+
+func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Process, context.Context) error) (err error) {
+	if f.experiment == "" || f.run == "" {
+		return errors.New("name the spec and the run: --experiment FILE --run RUN")
 	}
 	x, err := experiment.Load(f.experiment, f.sets)
 	if err != nil {
@@ -167,21 +174,11 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 	if err != nil {
 		return err
 	}
-	cfg := client.DefaultConfig(role+"-"+f.name, strings.Split(f.coordinator, ",")...)
-	if f.tls != "" {
-		creds, err := auth.FilesIn(f.tls).Load(logger(role))
-		if err != nil {
-			return err
-		}
-		if cfg.Dial, err = auth.DialOptions(creds, ""); err != nil {
-			return err
-		}
-	}
-	c, err := client.New(ctx, cfg)
+	c, disconnect, err := f.connect(ctx, role, dir)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
+	defer func() { err = errors.Join(err, disconnect()) }()
 	var journal *trajectory.AckJournal
 	if f.acks != "" {
 		if journal, err = trajectory.NewAckJournal(f.acks); err != nil {
@@ -190,7 +187,7 @@ func (f *roleFlags) start(ctx context.Context, role string, run func(*roles.Proc
 		defer journal.Close()
 	}
 	p, err := roles.NewProcess(ctx, roles.Config{
-		Plan: plan, Run: f.run, Storage: dir, Store: objects, Client: c, Listen: "127.0.0.1",
+		Plan: plan, Run: f.run, Storage: dir, Store: objects, Client: c, Apart: true,
 		Name: f.name, Guest: f.guest, Build: roles.Build(), Log: logger(role), Journal: journal,
 	})
 	if err != nil {

@@ -25,10 +25,10 @@ func near(dir *os.File, name string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
 }
 
-// listenSocket opens the coordinator's socket. The caller holds the data
-// directory's lock, so that a socket found there is a leftover.
-func listenSocket(storage string) (net.Listener, error) {
-	path := filepath.Join(storage, socketName)
+// listenSocket opens a socket below a storage, for this user only. A socket that
+// is found there is a leftover: whoever listens is the only one of its name.
+func listenSocket(storage, name string) (net.Listener, error) {
+	path := filepath.Join(storage, name)
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
 	}
@@ -37,30 +37,37 @@ func listenSocket(storage string) (net.Listener, error) {
 		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
 	}
 	defer d.Close()
-	l, err := net.Listen("unix", near(d, socketName))
+	l, err := net.Listen("unix", near(d, name))
 	if err != nil {
 		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // its path ends with d
 	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
+		return nil, errors.Join(fmt.Errorf("roles: listen on %s: %w", path, err), l.Close())
 	}
 	return l, nil
 }
 
-// dialSocket connects to the coordinator that runs on a file storage.
-func dialSocket(ctx context.Context, storage string) (net.Conn, error) {
+// dialSocket connects to a socket below a storage.
+func dialSocket(ctx context.Context, storage, name string) (net.Conn, error) {
 	d, err := os.Open(storage)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	return (&net.Dialer{}).DialContext(ctx, "unix", near(d, socketName))
+	return (&net.Dialer{}).DialContext(ctx, "unix", near(d, name))
+}
+
+// throughSocket makes a connection go to a socket below a storage.
+func throughSocket(storage, name string) grpc.DialOption {
+	return grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+		return dialSocket(ctx, storage, name)
+	})
 }
 
 // Listens reports whether a coordinator runs on a file storage. A socket that a killed one left answers nobody.
 func Listens(ctx context.Context, storage string) bool {
-	c, err := dialSocket(ctx, storage)
+	c, err := dialSocket(ctx, storage, socketName)
 	if err != nil {
 		return false
 	}
@@ -70,9 +77,7 @@ func Listens(ctx context.Context, storage string) bool {
 // Connect returns a client of the coordinator that runs on a file storage; connections are made when they are used.
 func Connect(ctx context.Context, storage, name string) (*client.Client, func() error, error) {
 	conn, err := grpc.NewClient("passthrough:///"+socketName, append(client.DialOptions(),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			return dialSocket(ctx, storage)
-		}))...)
+		throughSocket(storage, socketName))...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("roles: reach the coordinator: %w", err)
 	}

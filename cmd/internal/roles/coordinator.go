@@ -36,7 +36,6 @@ func (m Mirror) Keys(ctx context.Context, prefix string) ([]string, error) {
 type CoordinatorConfig struct {
 	Storage    string
 	Store      store.ObjectStore
-	Listen     string // TCP address for other processes; empty: the socket below the storage only
 	Build      string
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
@@ -51,7 +50,7 @@ type Coordinator struct {
 }
 
 // OpenCoordinator starts the embedded coordinator of a storage: raft with one
-// node, on disk, served on the storage's socket and, if asked, on a loopback address.
+// node, on disk, served on the storage's socket.
 func OpenCoordinator(ctx context.Context, c CoordinatorConfig) (*Coordinator, error) {
 	cfg := coordinator.DefaultConfig(filepath.Join(c.Storage, CoordinatorDir))
 	cfg.Mirror, cfg.Logger, cfg.Version, cfg.Registerer = Mirror{c.Store}, c.Log, c.Build, c.Registerer
@@ -59,19 +58,12 @@ func OpenCoordinator(ctx context.Context, c CoordinatorConfig) (*Coordinator, er
 	if err != nil {
 		return nil, err
 	}
-	out := &Coordinator{Node: n, serving: make(chan error, 2), socket: filepath.Join(c.Storage, socketName)}
-	l, err := listenSocket(c.Storage)
+	out := &Coordinator{Node: n, serving: make(chan error, 1), socket: filepath.Join(c.Storage, socketName)}
+	l, err := listenSocket(c.Storage, socketName)
 	if err != nil {
 		return nil, errors.Join(err, n.Close())
 	}
 	out.serve(l)
-	if c.Listen != "" {
-		l, err := net.Listen("tcp", c.Listen)
-		if err != nil {
-			return nil, errors.Join(listenError(c.Listen, err), out.Close())
-		}
-		out.serve(l)
-	}
 	return out, nil
 }
 

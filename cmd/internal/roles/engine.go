@@ -26,7 +26,7 @@ func (p *Process) RunEngine(ctx context.Context) error {
 	p.mu.Lock()
 	p.engines[name] = e
 	p.mu.Unlock()
-	address, stop, err := p.serve(func(s *grpc.Server) { engineremote.Register(s, e) })
+	address, stop, err := p.serve(name, func(s *grpc.Server) { engineremote.Register(s, e) })
 	if err != nil {
 		return errors.Join(err, e.Close())
 	}

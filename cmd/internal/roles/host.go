@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,7 +89,7 @@ func (p *Process) RunHost(ctx context.Context) error {
 	p.mu.Lock()
 	p.hosts[name] = h
 	p.mu.Unlock()
-	address, stop, err := p.serve(func(s *grpc.Server) { envremote.Register(s, h) }, envremote.ServerOptions()...)
+	address, stop, err := p.serve(name, func(s *grpc.Server) { envremote.Register(s, h) }, envremote.ServerOptions()...)
 	if err != nil {
 		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}
@@ -130,14 +129,16 @@ func (p *Process) RunHost(ctx context.Context) error {
 	return errors.Join(s.Close(cctx), h.Close(cctx))
 }
 
-// serve opens a server for other processes, or does nothing when everything is in this one.
-func (p *Process) serve(register func(*grpc.Server), options ...grpc.ServerOption) (address string, stop func(), err error) {
-	if p.Listen == "" {
+// serve opens a server for the run's other processes, as a socket below the
+// storage that only this user reaches, or does nothing when everything is in this one.
+func (p *Process) serve(node string, register func(*grpc.Server), options ...grpc.ServerOption) (address string, stop func(), err error) {
+	if !p.Apart {
 		return "", func() {}, nil
 	}
-	l, err := net.Listen("tcp", net.JoinHostPort(p.Listen, "0"))
+	name := node + ".sock"
+	l, err := listenSocket(p.Storage, name)
 	if err != nil {
-		return "", nil, fmt.Errorf("roles: listen: %w", err)
+		return "", nil, err
 	}
 	s := grpc.NewServer(append([]grpc.ServerOption{grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage)}, options...)...)
 	register(s)
@@ -145,8 +146,12 @@ func (p *Process) serve(register func(*grpc.Server), options ...grpc.ServerOptio
 	go func() {
 		defer close(done)
 		if err := s.Serve(l); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-			p.Log.Error("serve", "address", l.Addr(), "err", err)
+			p.Log.Error("serve", "address", name, "err", err)
 		}
 	}()
-	return l.Addr().String(), func() { s.Stop(); <-done }, nil
+	return socketScheme + name, func() {
+		s.Stop()
+		<-done
+		_ = os.Remove(filepath.Join(p.Storage, name)) // the next one replaces it anyway
+	}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -30,7 +31,7 @@ type Config struct {
 	Storage    string // directory of the file storage
 	Store      store.ObjectStore
 	Client     *client.Client // of the coordinator
-	Listen     string         // host of the addresses that other processes reach this one at; empty: everything is in this process
+	Apart      bool           // other roles are in other processes of this machine
 	Name       string         // of this process's nodes
 	Guest      string         // path of rlguest; empty: beside this program
 	Build      string
@@ -99,7 +100,11 @@ func (p *Process) dial(address string) (*grpc.ClientConn, error) {
 	if c, ok := p.conns[address]; ok {
 		return c, nil
 	}
-	c, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()),
+	name, is := strings.CutPrefix(address, socketScheme)
+	if !is {
+		return nil, fmt.Errorf("roles: reach %s: roles of a run are processes of one machine in this build", address)
+	}
+	c, err := grpc.NewClient("passthrough:///"+name, grpc.WithTransportCredentials(insecure.NewCredentials()), throughSocket(p.Storage, name),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 	if err != nil {
 		return nil, fmt.Errorf("roles: reach %s: %w", address, err)
@@ -107,6 +112,9 @@ func (p *Process) dial(address string) (*grpc.ClientConn, error) {
 	p.conns[address] = c
 	return c, nil
 }
+
+// socketScheme begins the address of a role's socket below the storage.
+const socketScheme = "socket:"
 
 // maxMessage bounds one RPC message between processes, in bytes.
 const maxMessage = 32 << 20
