@@ -158,11 +158,11 @@ func (n *Node) identify(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := n.setCluster(id); err != nil {
+	s, _ = n.Stale()
+	if err := n.raiseLevel(ctx, s); err != nil {
 		return err
 	}
-	s, _ = n.Stale()
-	return n.raiseLevel(ctx, s)
+	return n.setCluster(id)
 }
 
 // raiseLevel lets new commands in when every voter knows them.
