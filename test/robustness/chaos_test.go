@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -27,14 +26,14 @@ import (
 
 // The environment of a run. Without any of it the short form runs.
 const (
-	longForm  = "RLFLEET_CHAOS"          // every kind of fault, about nine minutes
-	manyForm  = "RLFLEET_CHAOS_FAULTS"   // so many faults, whatever it takes
-	seedEnv   = "RLFLEET_CHAOS_SEED"     // repeats a schedule
-	sizeEnv   = "RLFLEET_CHAOS_NODES"    // nodes of the cluster: 3 or 5
-	onlyEnv   = "RLFLEET_CHAOS_ONLY"     // faults whose name contains this
-	programs  = "RLFLEET_CHAOS_PROGRAMS" // directory of rlfleetd and rlctl to test; their clocks are not set
-	shortTime = 75 * time.Second
-	longTime  = 8 * time.Minute
+	longForm    = "RLFLEET_CHAOS"          // every kind of fault, about nine minutes
+	manyForm    = "RLFLEET_CHAOS_FAULTS"   // so many faults, whatever it takes
+	seedEnv     = "RLFLEET_CHAOS_SEED"     // repeats a schedule
+	sizeEnv     = "RLFLEET_CHAOS_NODES"    // nodes of the cluster: 3 or 5
+	onlyEnv     = "RLFLEET_CHAOS_ONLY"     // faults whose name contains this
+	programsEnv = "RLFLEET_CHAOS_PROGRAMS" // directory of rlfleetd and rlctl to test; their clocks are not set
+	shortTime   = 60 * time.Second
+	longTime    = 8 * time.Minute
 )
 
 // TestChaos breaks a cluster of processes in every way it knows while a fleet
@@ -87,7 +86,7 @@ type run struct {
 	count    int           // faults to do; 0: for as long as limit
 	limit    time.Duration // after which no fault begins
 	long     bool
-	slewed   bool
+	slewed   error // why clocks cannot be set
 	dir      string
 	programs string
 	tally    []tally
@@ -123,36 +122,8 @@ func newRun(t *testing.T) *run {
 		require.NoError(t, err)
 		r.seed = n
 	}
-	r.build()
+	r.programs, r.slewed = programs(t, r.long)
 	return r
-}
-
-// build makes the programs; in the long form with a clock that can be set.
-func (r *run) build() {
-	if r.programs = os.Getenv(programs); r.programs != "" {
-		return
-	}
-	r.programs = r.t.TempDir()
-	flags := []string{"build"}
-	if r.long {
-		dir, err := r.keepDir()
-		require.NoError(r.t, err)
-		flag, err := slewed(dir) // always the same place, for the build cache
-		if err == nil {
-			flags, r.slewed = append(flags, flag), true
-		} else {
-			r.t.Logf("SKIPPED, clocks are not set: %v", err)
-		}
-	}
-	for _, name := range []string{"rlfleetd", "rlctl"} {
-		if name == "rlctl" {
-			flags = flags[:1]
-		}
-		cmd := exec.Command("go", append(slices.Clone(flags), "-o", filepath.Join(r.programs, name), "./cmd/"+name)...)
-		cmd.Dir = "../.."
-		out, err := cmd.CombinedOutput()
-		require.NoError(r.t, err, string(out))
-	}
 }
 
 // possible are the kinds that this machine and this form allow.
@@ -161,8 +132,8 @@ func (r *run) possible() []fault {
 	if err := mountable(r.dir); err != nil {
 		missing["image"] = err.Error()
 	}
-	if !r.slewed {
-		missing["clock"] = "only the long form builds programs whose clock can be set"
+	if r.slewed != nil {
+		missing["clock"] = r.slewed.Error()
 	}
 	if err := command("unshare", "--time", "--monotonic", "7200", "--fork", "true"); err != nil {
 		missing["unshare"] = err.Error()
@@ -259,7 +230,7 @@ func (r *run) sweep(ctx context.Context, c *cluster, h *history) error {
 	if len(bad) > 0 {
 		return errors.New(tell(bad))
 	}
-	where, err := r.keepDir()
+	where, err := keepDir()
 	if err != nil {
 		return err
 	}
@@ -339,7 +310,7 @@ func (c *cluster) records(ctx context.Context, m *machine) ([]*raftlog.Record, u
 }
 
 // keepDir is where failures are kept.
-func (r *run) keepDir() (string, error) {
+func keepDir() (string, error) {
 	dir, err := filepath.Abs("../../.cache/chaos")
 	if err != nil {
 		return "", err
@@ -349,7 +320,7 @@ func (r *run) keepDir() (string, error) {
 
 // keep copies what is needed to look into a failure and says where it is.
 func (r *run) keep(c *cluster, h *history) string {
-	dir, err := r.keepDir()
+	dir, err := keepDir()
 	if err != nil {
 		return err.Error()
 	}

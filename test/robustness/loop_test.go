@@ -66,7 +66,7 @@ type loop struct {
 	rlctl  *exec.Cmd
 }
 
-func (l *loop) example() string { return filepath.Join(l.programs, "example") }
+func (l *loop) example() string { return filepath.Join(l.dir, "example") }
 func (l *loop) acks() string    { return filepath.Join(l.dir, "acks.jsonl") }
 func (l *loop) plan() string    { return filepath.Join(l.dir, "failpoints") }
 
@@ -79,8 +79,8 @@ func (l *loop) prepare() {
 	}
 	for _, argv := range [][]string{
 		{"env", "CGO_ENABLED=0", "go", "build", "-ldflags", "-s -w", "-o", filepath.Join(l.programs, "rlguest"), "./cmd/rlguest"},
-		{"go", "run", "./examples/files/gen", "-out", l.example() + "/tasks", "-seed", "3", "-train", "48", "-eval", "16", "-sft", l.programs + "/sft.jsonl"},
-		{filepath.Join(l.programs, "rlctl"), "policy", "init", "--sft", l.programs + "/sft.jsonl", "--steps", "80", "--out", l.example() + "/policy"},
+		{"go", "run", "./examples/files/gen", "-out", l.example() + "/tasks", "-seed", "3", "-train", "48", "-eval", "16", "-sft", l.dir + "/sft.jsonl"},
+		{filepath.Join(l.programs, "rlctl"), "policy", "init", "--sft", l.dir + "/sft.jsonl", "--steps", "80", "--out", l.example() + "/policy"},
 	} {
 		cmd := exec.Command(argv[0], argv[1:]...)
 		cmd.Dir = "../.."
