@@ -31,6 +31,10 @@ type TransportConfig struct {
 	// TLS is for both sides, asking for the other's certificate; it is called for
 	// each connection that is dialed. nil: plain TCP, on loopback addresses only.
 	TLS func() (*tls.Config, error)
+
+	// Explain wraps a dialed connection so that what TLS says of a refusal is a
+	// sentence; nil leaves it.
+	Explain func(c net.Conn, address string) net.Conn
 }
 
 // Transport carries raft's messages over TCP. Each connection begins with a
@@ -262,6 +266,9 @@ func (y *layer) Dial(address raft.ServerAddress, timeout time.Duration) (net.Con
 		}
 		cfg.ServerName, _, _ = net.SplitHostPort(string(address)) // it was dialed
 		c = tls.Client(c, cfg)
+		if y.cfg.Explain != nil {
+			c = y.cfg.Explain(c, string(address))
+		}
 	}
 	end := context.AfterFunc(y.stopping, func() { _ = c.Close() })
 	defer end()

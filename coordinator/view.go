@@ -44,6 +44,8 @@ func (v selection) records(yield func(*raftlog.Record) bool) {
 	}
 	if v.wants(pb.Kind_KIND_TOKEN) {
 		for _, t := range s.Tokens() {
+			t = proto.CloneOf(t)
+			t.Sum = nil // nobody needs it to look at tokens
 			if !yield(&raftlog.Record{Record: &raftlog.Record_Token{Token: t}}) {
 				return
 			}

@@ -162,7 +162,10 @@ func (c NodeConfig) config(ctx context.Context, build string, log *slog.Logger, 
 	}
 	t := coordinator.TransportConfig{Node: c.Node, Listen: c.Raft, Advertise: c.Advertise.Raft, Timeout: 10 * time.Second, Logger: log}
 	if creds != nil {
-		t.TLS = creds.PeerTLS
+		t.TLS, t.Explain = creds.PeerTLS, creds.Explained
+		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Namespace: "rlfleet", Name: "certificate_expires_seconds", Help: "When the node's certificate or its authority ends, in seconds since 1970.",
+		}, func() float64 { return float64(creds.Expires().Unix()) }))
 		dial, err := auth.DialOptions(creds, "")
 		if err != nil {
 			return cfg, err
