@@ -94,13 +94,6 @@ func (h *history) step(c commit) {
 	h.steps = append(h.steps, c)
 }
 
-// size returns how many operations there are.
-func (h *history) size() int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.ops)
-}
-
 // save writes everything, one JSON value a line.
 func (h *history) save(path string) error {
 	h.mu.Lock()
