@@ -31,7 +31,7 @@ func runsCommand() *cobra.Command {
 	} {
 		c.AddCommand(runsControl(a.action, a.short))
 	}
-	c.AddCommand(runsReport(), runsRemove())
+	c.AddCommand(runsRollback(), runsReport(), runsRemove())
 	return c
 }
 
@@ -274,7 +274,7 @@ func runsControl(action, short string) *cobra.Command {
 			if reason == "" {
 				reason = "asked for by rlctl runs " + action
 			}
-			if err := at.propose(cmd.Context(), &raftlog.ControlRun{Id: args[0], Action: action, Reason: reason}); err != nil {
+			if err := at.propose(cmd.Context(), args[0], controlOp(args[0], action, reason)); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], map[string]string{"pause": "paused", "resume": "running", "cancel": "cancelled"}[action])
@@ -286,10 +286,43 @@ func runsControl(action, short string) *cobra.Command {
 	return c
 }
 
-// propose sends a control operation to the coordinator that runs on the
+func controlOp(run, action, reason string) *raftlog.Op {
+	return &raftlog.Op{Op: &raftlog.Op_ControlRun{ControlRun: &raftlog.ControlRun{Id: run, Action: action, Reason: reason}}}
+}
+
+func runsRollback() *cobra.Command {
+	var at storageFlag
+	var reason string
+	c := &cobra.Command{
+		Use: "rollback RUN@VERSION", Short: "Give up the versions above one and train their batches again.",
+		Long: `Gives up the versions above VERSION, which must have its full checkpoint, and opens a new lineage: the batches
+of the steps that are given up come back in the same order. What is live keeps serving until the new versions pass it.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, version, err := splitVersion(args[0])
+			if err != nil {
+				return err
+			}
+			if version < 0 {
+				return usagef("%s: to which version: give RUN@VERSION", args[0])
+			}
+			op := &raftlog.Op{Op: &raftlog.Op_Rollback{Rollback: &raftlog.Rollback{Run: run, To: version, Reason: reason}}}
+			if err := at.propose(cmd.Context(), run, op); err != nil {
+				return err
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: goes on from version %d\n", run, version)
+			return nil
+		},
+	}
+	at.add(c)
+	c.Flags().StringVar(&reason, "reason", "asked for by rlctl runs rollback", "why, for those who look at the run")
+	return c
+}
+
+// propose sends an operation on a run to the coordinator that runs on the
 // storage, or to one started for it when none does.
-func (f *storageFlag) propose(ctx context.Context, op *raftlog.ControlRun) error {
-	if _, err := f.state(ctx, op.Id); err != nil {
+func (f *storageFlag) propose(ctx context.Context, run string, op *raftlog.Op) error {
+	if _, err := f.state(ctx, run); err != nil {
 		return err
 	}
 	c, disconnect, err := f.dial(ctx)
@@ -300,11 +333,12 @@ func (f *storageFlag) propose(ctx context.Context, op *raftlog.ControlRun) error
 		return f.proposeAlone(ctx, op)
 	}
 	defer disconnect()
-	return c.ControlRun(ctx, op.Id, op.Action, op.Reason)
+	_, err = c.Propose(ctx, op)
+	return err
 }
 
 // proposeAlone opens the stopped coordinator for one operation and lets its events reach the storage.
-func (f *storageFlag) proposeAlone(ctx context.Context, op *raftlog.ControlRun) error {
+func (f *storageFlag) proposeAlone(ctx context.Context, op *raftlog.Op) error {
 	objects, err := file.Open(f.dir())
 	if err != nil {
 		return err
@@ -319,10 +353,10 @@ func (f *storageFlag) proposeAlone(ctx context.Context, op *raftlog.ControlRun) 
 	defer cancel()
 	res, err := n.Propose(ctx, &raftlog.Proposal{
 		Client: fmt.Sprintf("rlctl-%d", time.Now().UnixNano()), Seq: 1,
-		Op: &raftlog.Op{Op: &raftlog.Op_ControlRun{ControlRun: op}},
+		Op: op,
 	})
 	if err == nil && res.Code != raftlog.Code_CODE_OK {
-		err = fmt.Errorf("%s %s: %s", op.Action, op.Id, res.Message)
+		err = errors.New(res.Message)
 	}
 	return errors.Join(err, n.Close())
 }
@@ -392,7 +426,7 @@ func runsRemove() *cobra.Command {
 			if err := os.RemoveAll(filepath.Join(at.dir(), args[0])); err != nil {
 				return err
 			}
-			if err := at.propose(cmd.Context(), &raftlog.ControlRun{Id: args[0], Action: "remove"}); err != nil {
+			if err := at.propose(cmd.Context(), args[0], controlOp(args[0], "remove", "")); err != nil {
 				return err
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s: removed, with %d objects\n", args[0], n)
