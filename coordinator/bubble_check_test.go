@@ -141,7 +141,7 @@ func (b *bubble) replay(log []*raft.Log, index uint64) {
 				continue
 			}
 			results[key] = r
-			if f := r.GetRegister().GetFence(); f > 0 && r.Code == raftlog.Code_CODE_OK {
+			if f := fenceOf(r); f > 0 {
 				require.Empty(b.t, fences[f], "fence %d was given twice", f)
 				require.Greater(b.t, f, fence, "fences rise")
 				fences[f], fence = key, f

@@ -23,9 +23,9 @@ func (b *bubble) load(callers int, pause time.Duration) (stop func()) {
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
-			c := b.caller(fmt.Sprintf("load%d.%d", i, time.Now().UnixNano()))
-			for k := 0; ctx.Err() == nil; k++ {
-				c.do(time.Minute, registerOp(fmt.Sprint(c.id, ".", k)))
+			c := b.tally(fmt.Sprintf("load%d.%d", i, time.Now().UnixNano()))
+			for ctx.Err() == nil {
+				c.next(time.Minute)
 				time.Sleep(time.Duration(i+1) * pause)
 			}
 		})

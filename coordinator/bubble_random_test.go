@@ -71,11 +71,9 @@ func (b *bubble) traffic(callers int) (stop func() (reads int)) {
 	var wg sync.WaitGroup
 	for i := range callers {
 		wg.Go(func() {
-			c := b.caller(fmt.Sprint("t", i))
-			for k := 0; ctx.Err() == nil; k++ {
-				op := registerOp(c.id) // each registers one node again and again: the state stays small
-				op.GetRegister().Node.Incarnation = uint64(k + 1)
-				c.do(time.Minute, op)
+			c := b.tally(fmt.Sprint("t", i))
+			for ctx.Err() == nil {
+				c.next(time.Minute)
 				time.Sleep(rand.N(5 * time.Second))
 			}
 		})

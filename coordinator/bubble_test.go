@@ -32,9 +32,10 @@ type bubble struct {
 
 	restored bool // the log is not the whole history
 
-	mu    sync.Mutex // guards acks, fence
-	acks  []ack
-	fence uint64 // the highest that was given
+	mu      sync.Mutex // guards all below
+	acks    []ack
+	fence   uint64 // the highest that was given
+	unknown int    // tries whose outcome callers did not learn
 }
 
 // ack is a result that a caller was given.
@@ -250,11 +251,10 @@ func addresses(members ...*member) []raft.ServerAddress {
 
 // caller is a client with one operation on its way, as lanes are.
 type caller struct {
-	b     *bubble
-	id    string
-	seq   uint64
-	tries int
-	now   int // whom it asks
+	b   *bubble
+	id  string
+	seq uint64
+	now int // whom it asks
 }
 
 func (b *bubble) caller(id string) *caller { return &caller{b: b, id: id} }
@@ -274,7 +274,6 @@ func (c *caller) again(ctx context.Context, op *raftlog.Op) *raftlog.Result {
 		n := c.b.members[c.now].running()
 		err := errors.New("down")
 		if n != nil {
-			c.tries++
 			var r *raftlog.Result
 			try, cancel := context.WithTimeout(ctx, 2*time.Second)
 			r, err = n.Propose(try, &raftlog.Proposal{Client: c.id, Seq: c.seq, Op: op})
@@ -282,6 +281,11 @@ func (c *caller) again(ctx context.Context, op *raftlog.Op) *raftlog.Result {
 			if err == nil {
 				c.b.acknowledged(ack{client: c.id, seq: c.seq, op: op, result: r})
 				return r
+			}
+			if Classify(err) == Unknown {
+				c.b.mu.Lock()
+				c.b.unknown++
+				c.b.mu.Unlock()
 			}
 		}
 		if n == nil || !errors.Is(err, ErrStarting) {
@@ -296,7 +300,7 @@ func (b *bubble) acknowledged(a ack) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.acks = append(b.acks, a)
-	b.fence = max(b.fence, a.result.GetRegister().GetFence())
+	b.fence = max(b.fence, fenceOf(a.result))
 }
 
 // must commits an operation that has to succeed within a time.
@@ -308,4 +312,46 @@ func (c *caller) must(within time.Duration, op *raftlog.Op) *raftlog.Result {
 	}
 	require.Equal(c.b.t, raftlog.Code_CODE_OK, r.Code, r.Message)
 	return r
+}
+
+// fenceOf is the fence that a result grants; 0 when it grants none.
+func fenceOf(r *raftlog.Result) uint64 {
+	return max(r.GetRegister().GetFence(), r.GetJoinGang().GetFence())
+}
+
+// tally is a caller that counts in the state: a trainer that joins the gang of
+// a run of its own raises the gang's epoch by one, each time it is applied.
+type tally struct {
+	*caller
+	incarnation, epoch uint64
+	out                bool // it has to register
+}
+
+func (b *bubble) tally(id string) *tally { return &tally{caller: b.caller(id), out: true} }
+
+// next counts once within a time, or registers when it has to.
+func (c *tally) next(within time.Duration) {
+	if c.seq == 0 {
+		c.do(within, createRun(c.id))
+		return
+	}
+	if c.out {
+		c.incarnation++
+		op := registerOp(c.id)
+		op.GetRegister().Node.Role, op.GetRegister().Node.Incarnation = state.RoleTrainer, c.incarnation
+		c.out = c.do(within, op) == nil
+		return
+	}
+	r := c.do(within, &raftlog.Op{Op: &raftlog.Op_JoinGang{JoinGang: &raftlog.JoinGang{
+		Node: &raftlog.NodeRef{Role: state.RoleTrainer, Name: c.id, Incarnation: c.incarnation}, Run: c.id,
+	}}})
+	g := r.GetJoinGang()
+	switch {
+	case g == nil: // time ran out, or it was silent for so long that it was given up
+		c.out, c.epoch = true, 0
+		return
+	case c.epoch > 0 && g.Epoch != c.epoch+1:
+		c.b.t.Errorf("%s joined once and the epoch went from %d to %d", c.id, c.epoch, g.Epoch)
+	}
+	c.epoch = g.Epoch
 }
