@@ -42,52 +42,10 @@ func (c *Client) LeaseEpisodes(ctx context.Context, r *raftlog.LeaseEpisodes) (*
 	return res.GetLeaseEpisodes(), err
 }
 
-// SealEpisodes hands recorded episodes over; the answer is item by item.
-func (c *Client) SealEpisodes(ctx context.Context, r *raftlog.SealEpisodes) (*raftlog.ItemsResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_SealEpisodes{SealEpisodes: r}})
-	return res.GetItems(), err
-}
-
-// FailEpisodes gives attempts back; the answer is item by item.
-func (c *Client) FailEpisodes(ctx context.Context, r *raftlog.FailEpisodes) (*raftlog.ItemsResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_FailEpisodes{FailEpisodes: r}})
-	return res.GetItems(), err
-}
-
 // LeaseJobs asks for episodes to judge.
 func (c *Client) LeaseJobs(ctx context.Context, r *raftlog.LeaseJobs) (*raftlog.LeaseJobsResult, error) {
 	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_LeaseJobs{LeaseJobs: r}})
 	return res.GetLeaseJobs(), err
-}
-
-// SettleJobs commits verdicts; the answer is item by item.
-func (c *Client) SettleJobs(ctx context.Context, r *raftlog.SettleJobs) (*raftlog.ItemsResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_SettleJobs{SettleJobs: r}})
-	return res.GetItems(), err
-}
-
-// FailJobs reports that no verdict could be reached; the answer is item by item.
-func (c *Client) FailJobs(ctx context.Context, r *raftlog.FailJobs) (*raftlog.ItemsResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_FailJobs{FailJobs: r}})
-	return res.GetItems(), err
-}
-
-// JoinGang claims the training gang of a run.
-func (c *Client) JoinGang(ctx context.Context, r *raftlog.JoinGang) (*raftlog.JoinGangResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_JoinGang{JoinGang: r}})
-	return res.GetJoinGang(), err
-}
-
-// TakeBatch asks for the next batch; a lost one is given out again unchanged.
-func (c *Client) TakeBatch(ctx context.Context, r *raftlog.TakeBatch) (*raftlog.TakeBatchResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_TakeBatch{TakeBatch: r}})
-	return res.GetTakeBatch(), err
-}
-
-// CommitStep consumes the batch and makes the next version.
-func (c *Client) CommitStep(ctx context.Context, r *raftlog.CommitStep) (*raftlog.CommitStepResult, error) {
-	res, err := c.Propose(ctx, &raftlog.Op{Op: &raftlog.Op_CommitStep{CommitStep: r}})
-	return res.GetCommitStep(), err
 }
 
 // LeasePublish claims the publication of a version that waits for it.
