@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/raft"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/keepalive"
 
@@ -182,7 +183,7 @@ func (n *Node) Status() *pb.StatusResponse {
 	lag := n.MirrorLag()
 	r := &pb.StatusResponse{
 		Node: n.cfg.Node, State: n.role(), Leader: string(leader), Term: n.raft.CurrentTerm(),
-		Applied: max(index, n.raft.AppliedIndex()), Commit: n.raft.CommitIndex(), NowNs: clock.GetNowNs(), Queue: int32(len(n.queue.in)),
+		Applied: n.applied(index), Commit: n.raft.CommitIndex(), NowNs: clock.GetNowNs(), Queue: int32(len(n.queue.in)),
 		Mirror: &pb.MirrorStatus{Waiting: lag.Waiting}, Version: n.cfg.Version,
 		Cluster: n.cluster(), Epoch: clock.GetEpoch(), Level: n.cfg.level, Raft: string(n.transport.LocalAddr()), Address: n.cfg.Address,
 	}
@@ -196,6 +197,20 @@ func (n *Node) Status() *pb.StatusResponse {
 		r.Failure = err.Error()
 	}
 	return r
+}
+
+// applied is the log index up to which this node has applied everything, when
+// its state is at index: raft's own entries are behind that, and have nothing
+// to apply. Raft's AppliedIndex is what it has handed over, and a node that
+// starts reads its log for seconds after that.
+func (n *Node) applied(index uint64) uint64 {
+	handed := n.raft.AppliedIndex()
+	for l := (raft.Log{}); index < handed; index++ {
+		if err := n.log.GetLog(index+1, &l); err != nil || l.Type == raft.LogCommand {
+			break // compacted by now, or waiting
+		}
+	}
+	return index
 }
 
 func (n *Node) role() string {
