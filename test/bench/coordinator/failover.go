@@ -30,10 +30,10 @@ func (b *bench) failover(ctx context.Context) (lines []figure.Line, err error) {
 	defer func() { err = errors.Join(err, fleet.Close(ctx)) }()
 	var took, led []float64
 	for kill := range b.count(20, 3) {
-		if err := ours.level(ctx); err != nil {
-			return nil, fmt.Errorf("before kill %d: %w", kill, err)
-		}
-		if _, err := fleet.Grant(ctx, 0, 1); err != nil { // the client knows the leader
+		if err := ours.level(ctx, func() error {
+			_, err := fleet.Grant(ctx, 0, 1) // and the client knows the leader
+			return err
+		}); err != nil {
 			return nil, fmt.Errorf("before kill %d: %w", kill, err)
 		}
 		leader, _, err := ours.leader(ctx)
