@@ -33,7 +33,7 @@ const (
 	onlyEnv     = "RLFLEET_CHAOS_ONLY"     // faults whose name contains this
 	programsEnv = "RLFLEET_CHAOS_PROGRAMS" // directory of rlfleetd and rlctl to test; their clocks are not set
 	shortTime   = 60 * time.Second
-	longTime    = 8 * time.Minute
+	longTime    = 6 * time.Minute
 )
 
 // TestChaos breaks a cluster of processes in every way it knows while a fleet

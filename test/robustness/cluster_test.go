@@ -132,7 +132,7 @@ raft: %s
 advertise: {listen: %s, raft: %s}
 storage: file://%s
 tls: {ca: %[8]s/ca.pem, cert: %[8]s/cert.pem, key: %[8]s/key.pem}
-log: {segmentBytes: 131072, snapshotAfter: 512, trailing: 512} # so that both are cut often
+log: {segmentBytes: 65536, snapshotAfter: 200, snapshotEvery: 3s, trailing: 200} # so that all are cut often
 `, m.name, m.disk.data(), rpc, raft, m.rpc.address(), m.raft.address(), c.store, c.certs(m.name))
 	return os.WriteFile(filepath.Join(m.home, "config.yaml"), []byte(text), 0o644)
 }

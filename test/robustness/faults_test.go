@@ -287,7 +287,7 @@ func full(ctx context.Context, n *nemesis) error {
 		return err
 	}
 	ended := false
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && !ended; {
+	for end := time.Now().Add(40 * time.Second); time.Now().Before(end) && !ended; {
 		ended = m.waitEnd(500 * time.Millisecond)
 		_ = m.disk.fill(0) // what a snapshot that failed gave back
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -454,6 +455,7 @@ func (w *workload) writer(ctx context.Context, r *rand.Rand) error {
 	}
 	defer c.Close()
 	id := int(w.ids.Add(1))
+	labels := map[string]string{"ballast": strings.Repeat("x", 1<<10)} // so that the log grows
 	for ctx.Err() == nil {
 		n, name := w.number.Add(1), w.registers()[r.IntN(2)]
 		if !pause(ctx, r, 400*time.Millisecond) {
@@ -461,7 +463,7 @@ func (w *workload) writer(ctx context.Context, r *rand.Rand) error {
 		}
 		o := op{Client: id, Key: name, Kind: opRegister, Number: n, Call: w.h.now()}
 		limit, cancel := context.WithTimeout(ctx, opTimeout)
-		res, err := c.Register(limit, &raftlog.Register{Node: &raftlog.NodeRef{Role: state.RoleHost, Name: name, Incarnation: n}})
+		res, err := c.Register(limit, &raftlog.Register{Node: &raftlog.NodeRef{Role: state.RoleHost, Name: name, Incarnation: n}, Labels: labels})
 		cancel()
 		o.Answer, o.Fence, o.Return = w.judge("register", err), res.GetFence(), w.h.now()
 		if o.Answer == unknown {

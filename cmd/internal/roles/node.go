@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,7 @@ type NodeAdvertised struct {
 type NodeLog struct {
 	SegmentBytes  int    `yaml:"segmentBytes"`  // size of its files
 	SnapshotAfter uint64 `yaml:"snapshotAfter"` // entries between two snapshots
+	SnapshotEvery string `yaml:"snapshotEvery"` // how often that is looked at, a Go duration
 	Trailing      uint64 `yaml:"trailing"`      // entries kept behind a snapshot, for nodes that lag
 }
 
@@ -64,6 +66,9 @@ func (l NodeLog) into(cfg *coordinator.Config) {
 	}
 	if l.Trailing > 0 {
 		cfg.TrailingLogs = l.Trailing
+	}
+	if l.SnapshotEvery != "" {
+		cfg.SnapshotEvery, _ = time.ParseDuration(l.SnapshotEvery) // Validate has
 	}
 }
 
@@ -103,12 +108,15 @@ func LoadNode(path string) (NodeConfig, error) {
 // Validate returns the first thing that is wrong.
 func (c NodeConfig) Validate() error {
 	d, err := time.ParseDuration(c.Election)
+	_, every := time.ParseDuration(cmp.Or(c.Log.SnapshotEvery, "1s"))
 	secure := c.TLS != NodeTLS{}
 	switch {
 	case c.Node == "" || c.Dir == "" || c.Listen == "" || c.Raft == "":
 		return errors.New("node, dir, listen and raft are needed")
 	case err != nil || d < 10*time.Millisecond:
 		return fmt.Errorf("election: %q is no duration of at least 10ms", c.Election)
+	case every != nil:
+		return fmt.Errorf("log: snapshotEvery: %q is no duration", c.Log.SnapshotEvery)
 	case secure == c.Insecure:
 		return errors.New("give either tls: {ca, cert, key} (rlctl cluster certs makes them) or insecure: true on loopback addresses")
 	case secure && (c.TLS.CA == "" || c.TLS.Cert == "" || c.TLS.Key == ""):
