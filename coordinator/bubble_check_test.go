@@ -182,7 +182,7 @@ func (b *bubble) sameStates(index uint64) {
 	}
 }
 
-// see is a linearizable read by whoever answers within a time.
+// see is a linearizable read by whoever answers within a time of the synctest bubble.
 func (b *bubble) see(within time.Duration) *state.State {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), within)

@@ -17,7 +17,7 @@ var (
 	errRefused = errors.New("connection refused")
 )
 
-// network carries raft's messages between the nodes of a bubble. Where it is cut
+// network carries raft's messages between the nodes of a synctest bubble. Where it is cut
 // messages vanish, in one direction if the test says so; a paused node's
 // messages, in and out, wait and arrive when it is resumed, however late.
 type network struct {
