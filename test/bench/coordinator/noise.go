@@ -57,8 +57,9 @@ func spread() float64 {
 		wg.Go(func() {
 			for i := range each[c] {
 				from := time.Now()
-				spin()
+				x := spin()
 				each[c][i] = time.Since(from)
+				runtime.KeepAlive(x)
 			}
 		})
 	}
