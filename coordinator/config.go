@@ -83,7 +83,7 @@ func DefaultConfig(dir string) Config {
 		Dir: dir, Node: "n1", Version: "dev", Logger: slog.New(slog.DiscardHandler),
 		Queue: 4096, BatchCount: 512, BatchBytes: 1 << 20, BatchWork: 2048, InFlight: 2, MaxMessage: 16 << 20, Patience: mostPatience,
 		Tick: 250 * time.Millisecond, MirrorEvery: 250 * time.Millisecond, StartTimeout: time.Minute,
-		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240, LogBytes: 512 << 20,
+		SegmentBytes: 16 << 20, SnapshotAfter: 8192, SnapshotEvery: 30 * time.Second, TrailingLogs: 10240, LogBytes: 128 << 20,
 		Election: 50 * time.Millisecond, level: state.Level,
 	}
 }

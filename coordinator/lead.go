@@ -96,6 +96,11 @@ func (n *Node) rule(ctx context.Context) {
 		n.giveBack(err)
 		return
 	}
+	if !alone { // the first entry of a term begins the grace of leases: at once, not when something happens
+		if err := n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_Tick{Tick: &raftlog.Tick{}}}); err != nil && ctx.Err() == nil {
+			n.cfg.Logger.Warn("tick failed", "error", err)
+		}
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() { n.tick(ctx) })
 	wg.Go(func() {

@@ -138,7 +138,8 @@ func (n *Node) gauges() {
 	gauge("log_index", "Index of the last log entry of this node.", func() float64 { return float64(n.raft.LastIndex()) })
 	gauge("commit_index", "Index of the last log entry that is known to be committed.", func() float64 { return float64(n.raft.CommitIndex()) })
 	gauge("applied_index", "Index of the last log entry applied; the nodes' differences are how far they lag.", func() float64 {
-		return float64(n.raft.AppliedIndex())
+		_, index, _ := n.fsm.Progress()
+		return float64(n.applied(index))
 	})
 	gauge("leader_silence_seconds", "Time since a follower heard of the leader; 0 on the leader.", func() float64 {
 		if last := n.raft.LastContact(); n.raft.State() != raft.Leader && !last.IsZero() {

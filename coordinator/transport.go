@@ -58,7 +58,7 @@ func NewTransport(ctx context.Context, cfg TransportConfig) (*Transport, error) 
 	if cfg.Advertise == "" {
 		cfg.Advertise = l.Addr().String()
 	}
-	y := &layer{cfg: cfg, listener: l, ready: make(chan net.Conn), done: make(chan struct{}), said: map[string]time.Time{}, open: map[*tracked]struct{}{}}
+	y := &layer{cfg: cfg, listener: l, ready: make(chan net.Conn), introduced: make(chan struct{}), done: make(chan struct{}), said: map[string]time.Time{}, open: map[*tracked]struct{}{}}
 	y.stopping, y.stop = context.WithCancel(context.WithoutCancel(ctx))
 	if cfg.TLS != nil {
 		if y.tls, err = cfg.TLS(); err != nil {
@@ -77,11 +77,12 @@ type acquaintance interface {
 	addressOf(id raft.ServerID) (at raft.ServerAddress, is bool) // of a node in the newest configuration known
 }
 
-// introduce says who this node is, from when that is known.
+// introduce says who this node is, once, when that is known; until then others wait for an answer.
 func (t *Transport) introduce(a acquaintance) {
 	t.layer.mu.Lock()
 	defer t.layer.mu.Unlock()
 	t.layer.node = a
+	close(t.layer.introduced)
 }
 
 // hello is what each side says first: four bytes of length and this as JSON.
@@ -100,15 +101,16 @@ const (
 
 // layer is raft's stream layer.
 type layer struct {
-	cfg      TransportConfig
-	tls      *tls.Config // of the listener; nil: none
-	listener net.Listener
-	ready    chan net.Conn
-	done     chan struct{}
-	stopping context.Context // ends when Close begins
-	stop     context.CancelFunc
-	work     sync.WaitGroup
-	closing  sync.Once
+	cfg        TransportConfig
+	tls        *tls.Config // of the listener; nil: none
+	listener   net.Listener
+	ready      chan net.Conn
+	introduced chan struct{}
+	done       chan struct{}
+	stopping   context.Context // ends when Close begins
+	stop       context.CancelFunc
+	work       sync.WaitGroup
+	closing    sync.Once
 
 	mu   sync.Mutex            // guards node, said, open
 	node acquaintance          // nil until the node is open
@@ -187,6 +189,11 @@ func (y *layer) welcome(c net.Conn) {
 		y.warn("a node could not say hello", "from", c.RemoteAddr().String(), "error", err)
 		_ = c.Close() // there is nothing to lose
 		return
+	}
+	select {
+	case <-y.introduced:
+	case <-time.After(helloTimeout):
+	case <-y.done:
 	}
 	ours := y.ours()
 	ours.Refused = y.refuse(ours, theirs)
