@@ -111,6 +111,7 @@ func checkDerived(s *State, bad *report) {
 			c.queued++
 		case raftlog.EpisodeState_EPISODE_STATE_LEASED:
 			want.leased.Set(k, struct{}{})
+			want.ends.Set(s.endKey(ep.Run, ep.Lease, endOfEpisode, k), struct{}{})
 			c.leased++
 			agents[ep.Host]++
 		}
@@ -130,6 +131,7 @@ func checkDerived(s *State, bad *report) {
 			c.jobs++
 		} else {
 			want.judged.Set(k, struct{}{})
+			want.ends.Set(s.endKey(j.Run, j.Lease, endOfJob, k), struct{}{})
 			c.judged++
 			verifiers[j.Host]++
 		}
@@ -138,7 +140,7 @@ func checkDerived(s *State, bad *report) {
 	})
 	for name, pair := range map[string][2]*set{
 		"queue": {&s.queue, &want.queue}, "leased": {&s.leased, &want.leased}, "ready": {&s.ready, &want.ready},
-		"judged": {&s.judged, &want.judged},
+		"judged": {&s.judged, &want.judged}, "ends": {&s.ends, &want.ends},
 	} {
 		if fmt.Sprint(pair[0].Keys()) != fmt.Sprint(pair[1].Keys()) {
 			bad.addf("set %s is %v, want %v", name, pair[0].Keys(), pair[1].Keys())

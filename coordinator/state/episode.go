@@ -28,6 +28,7 @@ func (s *State) putEpisode(ep *raftlog.Episode) {
 			c.queued--
 		case raftlog.EpisodeState_EPISODE_STATE_LEASED:
 			s.leased.Delete(k)
+			s.ends.Delete(s.endKey(old.Run, old.Lease, endOfEpisode, k))
 			c.leased--
 			if ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED {
 				s.used(ep.Run, old.Lease)
@@ -43,6 +44,7 @@ func (s *State) putEpisode(ep *raftlog.Episode) {
 		c.queued++
 	case raftlog.EpisodeState_EPISODE_STATE_LEASED:
 		s.leased.Set(k, struct{}{})
+		s.ends.Set(s.endKey(ep.Run, ep.Lease, endOfEpisode, k), struct{}{})
 		c.leased++
 	}
 	s.counts[ep.Run] = c

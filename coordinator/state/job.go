@@ -23,6 +23,7 @@ func (s *State) putJob(j *raftlog.VerifyJob) {
 		c.jobs++
 	} else {
 		s.judged.Set(k, struct{}{})
+		s.ends.Set(s.endKey(j.Run, j.Lease, endOfJob, k), struct{}{})
 		c.judged++
 	}
 	s.counts[j.Run] = c
@@ -42,6 +43,7 @@ func (s *State) dropJob(j *raftlog.VerifyJob) {
 		c.jobs--
 	} else {
 		s.judged.Delete(k)
+		s.ends.Delete(s.endKey(j.Run, old.Lease, endOfJob, k))
 		c.judged--
 		s.used(j.Run, old.Lease)
 		if old.Host != "" {

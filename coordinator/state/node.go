@@ -214,8 +214,10 @@ func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 		if !found || ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED || !holds(ep.Lease, ref, h.Fence) {
 			return false
 		}
+		s.ends.Delete(s.endKey(ep.Run, ep.Lease, endOfEpisode, key))
 		ep = cloneEpisode(ep)
 		ep.Lease = extend(ep.Lease)
+		s.ends.Set(s.endKey(ep.Run, ep.Lease, endOfEpisode, key), struct{}{})
 		ep.WaitsFor, ep.WaitsSinceNs = h.WaitsFor, s.clock.NowNs-h.WaitsNs
 		s.episodes.Set(key, ep)
 	case lease.KindVerify:
@@ -223,8 +225,10 @@ func (s *State) renew(ref *raftlog.NodeRef, h *raftlog.Held) bool {
 		if !found || !holds(j.Lease, ref, h.Fence) {
 			return false
 		}
+		s.ends.Delete(s.endKey(j.Run, j.Lease, endOfJob, key))
 		j = cloneJob(j)
 		j.Lease = extend(j.Lease)
+		s.ends.Set(s.endKey(j.Run, j.Lease, endOfJob, key), struct{}{})
 		s.jobs.Set(key, j)
 	case lease.KindGang:
 		g, found := s.gangs.Get(key)

@@ -54,6 +54,7 @@ type State struct {
 	leased     set                   // episodes under lease
 	ready      set                   // verify jobs to lease
 	judged     set                   // verify jobs under lease
+	ends       set                   // when these leases end, see endKey
 	active     table[*raftlog.Group] // training groups open, complete or assigned
 	evaluating table[*raftlog.Group] // evaluation groups open
 	ended      table[string]         // groups whose end is not mirrored yet, by the event of it
@@ -98,6 +99,7 @@ func (s *State) Fork() *State {
 		leased:     *s.leased.Copy(),
 		ready:      *s.ready.Copy(),
 		judged:     *s.judged.Copy(),
+		ends:       *s.ends.Copy(),
 		active:     *s.active.Copy(),
 		evaluating: *s.evaluating.Copy(),
 		ended:      *s.ended.Copy(),

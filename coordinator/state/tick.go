@@ -2,6 +2,8 @@ package state
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 
@@ -80,17 +82,50 @@ func (s *State) leaseOverdue(l *raftlog.Lease, deadline, now int64) outcome.EndR
 	return ""
 }
 
-func (s *State) overdueLease(r *raftlog.Run, now int64) bool {
-	d := r.Config.EpisodeDeadlineNs
-	for _, k := range under(&s.leased, r.Id+"/") {
-		if ep, _ := s.episodes.Get(k); s.leaseOverdue(ep.Lease, d, now) != "" {
-			return true
-		}
+// What ends with a lease, in the order in which a Tick ends them.
+const (
+	endOfEpisode = "e"
+	endOfJob     = "j"
+)
+
+// endKey orders the leases of a run by when they end if they are not renewed,
+// so that the few that do are found among all that do not.
+func (s *State) endKey(run string, l *raftlog.Lease, kind, key string) string {
+	at := l.GetExpiryNs()
+	if r, found := s.runs.Get(run); found && r.Config.EpisodeDeadlineNs > 0 {
+		at = min(at, l.GetGrantedNs()+r.Config.EpisodeDeadlineNs)
 	}
-	for _, k := range under(&s.judged, r.Id+"/") {
-		if j, _ := s.jobs.Get(k); s.leaseOverdue(j.Lease, d, now) != "" {
-			return true
+	return run + "/" + seqKey(uint64(max(0, at))) + kind + key
+}
+
+// ending returns up to limit episodes and verify jobs of a run whose leases
+// have ended at now, each in the order of their keys.
+func (s *State) ending(r *raftlog.Run, now int64, limit int) (episodes, jobs []string) {
+	prefix := r.Id + "/"
+	after := len(prefix) + len(seqKey(0))
+	last := prefix + seqKey(uint64(now)) + endOfJob + "~"
+	s.ends.Ascend(prefix, func(k string, _ struct{}) bool {
+		if k > last || len(episodes)+len(jobs) == limit {
+			return false
 		}
+		key := k[after+1:]
+		if k[after:after+1] == endOfEpisode {
+			if ep, _ := s.episodes.Get(key); s.leaseOverdue(ep.Lease, r.Config.EpisodeDeadlineNs, now) != "" {
+				episodes = append(episodes, key)
+			}
+		} else if j, _ := s.jobs.Get(key); s.leaseOverdue(j.Lease, r.Config.EpisodeDeadlineNs, now) != "" {
+			jobs = append(jobs, key)
+		}
+		return true
+	})
+	slices.Sort(episodes)
+	slices.Sort(jobs)
+	return episodes, jobs
+}
+
+func (s *State) overdueLease(r *raftlog.Run, now int64) bool {
+	if episodes, jobs := s.ending(r, now, 1); len(episodes)+len(jobs) > 0 {
+		return true
 	}
 	if g, found := s.gangs.Get(r.Id); found && s.leaseOverdue(g.Lease, 0, now) != "" {
 		return true
@@ -101,7 +136,8 @@ func (s *State) overdueLease(r *raftlog.Run, now int64) bool {
 
 func (s *State) expireLeases(r *raftlog.Run, now int64) {
 	d := r.Config.EpisodeDeadlineNs
-	for _, k := range under(&s.leased, r.Id+"/") {
+	episodes, jobs := s.ending(r, now, math.MaxInt)
+	for _, k := range episodes {
 		ep, found := s.episodes.Get(k)
 		if !found || ep.State != raftlog.EpisodeState_EPISODE_STATE_LEASED {
 			continue
@@ -113,7 +149,7 @@ func (s *State) expireLeases(r *raftlog.Run, now int64) {
 			}
 		}
 	}
-	for _, k := range under(&s.judged, r.Id+"/") {
+	for _, k := range jobs {
 		if j, found := s.jobs.Get(k); found {
 			if why := s.leaseOverdue(j.Lease, d, now); why != "" {
 				s.requeueJob(j, string(why), false)
