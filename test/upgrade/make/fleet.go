@@ -92,7 +92,7 @@ func (f *fleet) begin() error {
 			return err
 		}
 	}
-	for _, id := range []string{"paused", "cancelled", "ahead", "main"} {
+	for _, id := range []string{"paused", "cancelled", "dropped", "ahead", "main"} {
 		if err := f.create(id, config()); err != nil {
 			return err
 		}
@@ -105,7 +105,16 @@ func (f *fleet) begin() error {
 	if err := f.control("cancelled", "cancel"); err != nil {
 		return err
 	}
-	if err := f.publish(true); err != nil {
+	if err := f.publish("dropped", true); err != nil {
+		return err
+	}
+	if _, err := f.lease("dropped", 1); err != nil { // a group that is dropped with its run
+		return err
+	}
+	if err := f.control("dropped", "cancel"); err != nil {
+		return err
+	}
+	if err := f.publish("main", true); err != nil {
 		return err
 	}
 	r, err := f.do("trainer", &raftlog.Op{Op: &raftlog.Op_JoinGang{JoinGang: &raftlog.JoinGang{Node: ref("trainer"), Run: "main"}}})
@@ -113,9 +122,9 @@ func (f *fleet) begin() error {
 	return err
 }
 
-// publish claims what is due, and ends it.
-func (f *fleet) publish(finish bool) error {
-	r, err := f.do("publisher", &raftlog.Op{Op: &raftlog.Op_LeasePublish{LeasePublish: &raftlog.LeasePublish{Node: ref("publisher"), Run: "main"}}})
+// publish claims what is due in a run, and ends it.
+func (f *fleet) publish(run string, finish bool) error {
+	r, err := f.do("publisher", &raftlog.Op{Op: &raftlog.Op_LeasePublish{LeasePublish: &raftlog.LeasePublish{Node: ref("publisher"), Run: run}}})
 	if err != nil || !finish {
 		return err
 	}
@@ -124,13 +133,13 @@ func (f *fleet) publish(finish bool) error {
 		return errors.New("nothing to publish: " + p.WaitsFor)
 	}
 	_, err = f.do("publisher", &raftlog.Op{Op: &raftlog.Op_FinishPublish{FinishPublish: &raftlog.FinishPublish{
-		Node: ref("publisher"), Run: "main", Version: p.Version, Fence: p.Fence, Accepted: true, Served: []string{"engine-1"},
+		Node: ref("publisher"), Run: run, Version: p.Version, Fence: p.Fence, Accepted: true, Served: []string{"engine-1"},
 	}}})
 	return err
 }
 
-func (f *fleet) lease(count int32) ([]*raftlog.EpisodeGrant, error) {
-	r, err := f.do("rollout", &raftlog.Op{Op: &raftlog.Op_LeaseEpisodes{LeaseEpisodes: &raftlog.LeaseEpisodes{Node: ref("rollout"), Run: "main", Count: count}}})
+func (f *fleet) lease(run string, count int32) ([]*raftlog.EpisodeGrant, error) {
+	r, err := f.do("rollout", &raftlog.Op{Op: &raftlog.Op_LeaseEpisodes{LeaseEpisodes: &raftlog.LeaseEpisodes{Node: ref("rollout"), Run: run, Count: count}}})
 	return r.GetLeaseEpisodes().GetGrants(), err
 }
 
@@ -186,7 +195,7 @@ func (f *fleet) judge(jobs []*raftlog.JobGrant) error {
 // take asks for a batch until the groups that are being played make one.
 func (f *fleet) take() (*raftlog.TakeBatchResult, error) {
 	for range 20 {
-		grants, err := f.lease(6)
+		grants, err := f.lease("main", 6)
 		if err != nil {
 			return nil, err
 		}
@@ -223,7 +232,7 @@ func (f *fleet) step(publish bool) error {
 	if err != nil || !publish {
 		return err
 	}
-	return f.publish(true)
+	return f.publish("main", true)
 }
 
 // leave has work of every kind in flight, and events on both sides of the mirror.
@@ -245,10 +254,10 @@ func (f *fleet) leave() error {
 	if _, err := f.take(); err != nil { // assigned, and not committed
 		return err
 	}
-	if err := f.publish(false); err != nil { // claimed, and not finished
+	if err := f.publish("main", false); err != nil { // claimed, and not finished
 		return err
 	}
-	grants, err := f.lease(6)
+	grants, err := f.lease("main", 6)
 	if err != nil {
 		return err
 	}
