@@ -93,7 +93,14 @@ func (f *fleet) begin() error {
 		}
 	}
 	for _, id := range []string{"paused", "cancelled", "dropped", "ahead", "main"} {
-		if err := f.create(id, config()); err != nil {
+		c := config()
+		if id == "dropped" {
+			c.Evals = nil
+			for _, e := range c.Envs {
+				e.ShortGroup = "drop"
+			}
+		}
+		if err := f.create(id, c); err != nil {
 			return err
 		}
 		if id == "paused" {
@@ -108,10 +115,7 @@ func (f *fleet) begin() error {
 	if err := f.publish("dropped", true); err != nil {
 		return err
 	}
-	if _, err := f.lease("dropped", 1); err != nil { // a group that is dropped with its run
-		return err
-	}
-	if err := f.control("dropped", "cancel"); err != nil {
+	if err := f.short(); err != nil {
 		return err
 	}
 	if err := f.publish("main", true); err != nil {
@@ -120,6 +124,20 @@ func (f *fleet) begin() error {
 	r, err := f.do("trainer", &raftlog.Op{Op: &raftlog.Op_JoinGang{JoinGang: &raftlog.JoinGang{Node: ref("trainer"), Run: "main"}}})
 	f.gang = r.GetJoinGang()
 	return err
+}
+
+// short fails a member until its group is dropped, so that its task has a record of that.
+func (f *fleet) short() error {
+	for range 3 {
+		grants, err := f.lease("dropped", 1)
+		if err != nil {
+			return err
+		}
+		if err := f.play(grants); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // publish claims what is due in a run, and ends it.
@@ -156,7 +174,7 @@ func (f *fleet) play(grants []*raftlog.EpisodeGrant) error {
 				Steps: &raftlog.RowRef{Object: "sha256:steps", Batch: 1, Row: int32(i), Rows: 3}, Episode: &raftlog.RowRef{Object: "sha256:episodes", Rows: 1},
 			},
 		}}}}}
-		if i == 0 && g.Attempt == 1 {
+		if i == 0 && (g.Attempt == 1 || g.Run == "dropped") {
 			op = &raftlog.Op{Op: &raftlog.Op_FailEpisodes{FailEpisodes: &raftlog.FailEpisodes{Node: ref("rollout"), Run: g.Run, Items: []*raftlog.FailItem{{
 				Group: g.Group, Index: g.Index, Attempt: g.Attempt, Fence: g.Fence, Reason: "env_crash", Message: "it died",
 			}}}}}
