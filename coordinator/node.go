@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -120,7 +121,7 @@ func (n *Node) open() error {
 	if err != nil {
 		return fmt.Errorf("coordinator: open snapshots: %w: %w", err, fsm.ErrOpenFailed)
 	}
-	snaps, err := hideUnreadable(files, from.ID)
+	snaps, err := hideUnreadable(files, filepath.Join(n.cfg.Dir, "snapshots"), from.ID)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,17 +158,18 @@ func (g *guard) GetUint64(key []byte) (uint64, error) { return g.stable.GetUint6
 // snapshots hides snapshots that Open found unreadable, so that raft starts from the one that was restored.
 type snapshots struct {
 	raft.SnapshotStore
+	dir   string // where they lie
 	first string // id of the snapshot restored at start; empty when none was
 	from  map[string]bool
 }
 
 // hideUnreadable wraps a store as it was found at start.
-func hideUnreadable(s raft.SnapshotStore, restored string) (raft.SnapshotStore, error) {
+func hideUnreadable(s raft.SnapshotStore, dir, restored string) (raft.SnapshotStore, error) {
 	metas, err := s.List()
 	if err != nil {
 		return nil, fmt.Errorf("coordinator: list snapshots: %w", err)
 	}
-	out := &snapshots{SnapshotStore: s, first: restored, from: map[string]bool{}}
+	out := &snapshots{SnapshotStore: s, dir: dir, first: restored, from: map[string]bool{}}
 	for _, m := range metas {
 		if m.ID == restored {
 			break
@@ -198,6 +201,30 @@ func (s *snapshots) Open(id string) (*raft.SnapshotMeta, io.ReadCloser, error) {
 		r = indexed{r, meta.Index}
 	}
 	return meta, r, err
+}
+
+// Create implements raft.SnapshotStore.
+func (s *snapshots) Create(v raft.SnapshotVersion, index, term uint64, c raft.Configuration, at uint64, t raft.Transport) (raft.SnapshotSink, error) {
+	sink, err := s.SnapshotStore.Create(v, index, term, c, at, t)
+	if err != nil {
+		return nil, err
+	}
+	return whole{sink, filepath.Join(s.dir, sink.ID()+".tmp")}, nil
+}
+
+// whole is a snapshot that is there as a whole or not at all: raft's own sink
+// leaves what it has when a full disk keeps it from flushing the rest.
+type whole struct {
+	raft.SnapshotSink
+	path string
+}
+
+// Cancel implements raft.SnapshotSink.
+func (w whole) Cancel() error {
+	if err := w.SnapshotSink.Cancel(); err != nil {
+		return errors.Join(err, os.RemoveAll(w.path))
+	}
+	return nil
 }
 
 // indexed tells the state machine which entry a snapshot ends with.
