@@ -72,6 +72,8 @@ func TestChaos(t *testing.T) {
 		}
 	}
 	if failed == nil {
+		dir, err := keepDir()
+		require.NoError(t, errors.Join(err, h.save(filepath.Join(dir, "last.jsonl")))) // to see what a good run was
 		return
 	}
 	r.bad = r.keep(c, h)

@@ -60,7 +60,7 @@ func startWorkload(ctx context.Context, h *history, log *slog.Logger, seed uint6
 	}
 	_, err := admin.CreateRun(ctx, &raftlog.CreateRun{Id: runID, SpecDigest: "sha256:chaos", Manifest: "sha256:v0", Config: &raftlog.RunConfig{
 		Seed: int64(seed), Steps: 1 << 40, LagMax: lagMax, GroupsPerStep: groupsPerStep, PublishEvery: 1,
-		Concurrency: 64, Envs: []*raftlog.EnvConfig{env}, BatchDeadlineNs: int64(30 * time.Second),
+		Concurrency: 64, Envs: []*raftlog.EnvConfig{env}, BatchDeadlineNs: int64(5 * time.Second), // what nobody holds may wait for as long as leaders change: 2×TTL each time,
 	}})
 	if err != nil {
 		return nil, err
