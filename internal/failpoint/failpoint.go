@@ -60,7 +60,8 @@ func Around(before, after Point, f func() error) error {
 // Start follows what the environment says: a plan (see parse), or "@FILE": then
 // the plan is what FILE holds whenever it exists, and the first process that
 // acts on it renames it to FILE.fired, so that of many processes one fails,
-// once. The returned function ends the watch of the file.
+// once; FILE.armed appears when one has read it. The returned function ends the
+// watch of the file.
 func Start(ctx context.Context, spec string) (stop func(), err error) {
 	if spec == "" {
 		return func() {}, nil
@@ -98,6 +99,7 @@ func follow(ctx context.Context, file string) {
 				if terms, err := parse(string(b)); err == nil {
 					last = info
 					plan.Store(&armed{file: file, terms: terms})
+					_ = os.WriteFile(file+".armed", nil, 0o644) // whoever armed it may wait for that
 				}
 			}
 		}

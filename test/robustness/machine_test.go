@@ -179,15 +179,24 @@ func (m *machine) crashed() string {
 	return ""
 }
 
-// arm puts a plan of failpoints where the running process finds it.
+// arm puts a plan of failpoints where the running process finds it, and waits a moment until it has.
 func (m *machine) arm(plan string) error {
-	for _, old := range []string{".fired", ".fired.by"} {
+	for _, old := range []string{".fired", ".fired.by", ".armed"} {
 		_ = os.Remove(m.plan() + old)
 	}
 	if err := os.WriteFile(m.plan()+".new", []byte(plan), 0o644); err != nil {
 		return fmt.Errorf("machine %s: %w", m.name, err)
 	}
-	return os.Rename(m.plan()+".new", m.plan())
+	if err := os.Rename(m.plan()+".new", m.plan()); err != nil {
+		return fmt.Errorf("machine %s: %w", m.name, err)
+	}
+	for range 200 { // it may just be starting, or be stopped
+		if _, err := os.Stat(m.plan() + ".armed"); err == nil || !m.alive() {
+			break
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+	return nil
 }
 
 // fired reports whether a process has acted on the plan.
