@@ -40,7 +40,7 @@ bench: build ## measure against the floors; exits 1 when one is short
 bench-coordinator: ## measure the coordinator beside etcd; exits 1 when a floor is short
 	@./tools/bench-coordinator
 
-chaos: ## kill every role at random moments and check that nothing is lost
+chaos: ## break a cluster of real processes in every way and check that nothing is lost; N=1000 faults
 	@./tools/chaos
 
 clean: ## remove what was built and what runs left here
