@@ -44,4 +44,4 @@ chaos: ## break a cluster of real processes in every way and check that nothing 
 	@./tools/chaos
 
 clean: ## remove what was built and what runs left here
-	@rm -rf $(BIN) .cache .rlfleet examples/files/tasks examples/files/tasks-latency examples/files/policy examples/files/sft.jsonl examples/files/.rlfleet
+	@rm -rf $(BIN) .cache .rlfleet .rlfleet-cluster certs examples/files/tasks examples/files/tasks-latency examples/files/policy examples/files/sft.jsonl examples/files/.rlfleet

@@ -23,12 +23,27 @@ func TestReadme(t *testing.T) {
 	said, err := rlctl(t, programs, work, "run", "examples/files/small.yaml", "--set", "metadata.name=files", "--set", "spec.steps=11")
 	require.NoError(t, err, said)
 
+	require.NoError(t, os.CopyFS(filepath.Join(work, "examples", "cluster"), os.DirFS("../../examples/cluster"))) // its paths are relative
+
 	placeholder := regexp.MustCompile(`\b(FILE|DIR|RUN)\b`)
 	ran := 0
 	for _, block := range strings.Split(string(text), "```")[1:] {
 		for _, line := range strings.Split(block, "\n") {
 			line, _, _ = strings.Cut(line, "#")
 			line = strings.TrimSpace(line)
+			if set, is := strings.CutPrefix(line, "export "); is {
+				for _, x := range strings.Fields(set) {
+					name, value, _ := strings.Cut(x, "=")
+					t.Setenv(name, value)
+				}
+			}
+			if daemon, is := strings.CutSuffix(line, " &"); is {
+				cmd := exec.Command("bash", "-c", "exec "+daemon)
+				p := beginWith(t, cmd, work)
+				p.until(t, "listening", func() bool { return strings.Contains(p.said(), "msg=serving") })
+				ran++
+				continue
+			}
 			if !strings.HasPrefix(line, "bin/rlctl ") || placeholder.MatchString(line) {
 				continue
 			}
