@@ -87,7 +87,7 @@ func records(s *state.State) (out []*raftlog.Record) {
 }
 
 // lasting is what a start of today's code leaves alone: it may announce the
-// node and raise the level, which moves log time.
+// node and raise the level, which moves log time and begins a grace of leases.
 func lasting(records []*raftlog.Record) (out []*raftlog.Record) {
 	for _, r := range records {
 		if r.GetHeader() != nil || r.GetFooter() != nil || r.GetMember() != nil {
@@ -96,7 +96,7 @@ func lasting(records []*raftlog.Record) (out []*raftlog.Record) {
 		if c := r.GetClock(); c != nil {
 			r = proto.CloneOf(r)
 			c = r.GetClock()
-			c.Cluster, c.Level, c.NowNs, c.Term = "", 0, 0, 0
+			c.Cluster, c.Level, c.NowNs, c.Term, c.GraceNs = "", 0, 0, 0, 0
 		}
 		out = append(out, r)
 	}
