@@ -45,7 +45,7 @@ func (n *Node) Restore(ctx context.Context, r io.Reader, foreign bool) (*state.S
 	if theirs := s.Clock().Cluster; theirs != "" && theirs != ours.Cluster && !foreign {
 		return nil, fmt.Errorf("coordinator: restore: the snapshot is of cluster %s and this is %s: repeat with --foreign if that is meant: %w", theirs, ours.Cluster, ErrCluster)
 	}
-	s = s.Reborn(ours.Cluster, max(ours.Epoch, s.Clock().Epoch)+1)
+	s = s.Reborn(ours.Cluster, max(ours.Epoch, s.Clock().Epoch)+1).WithTokensOf(now)
 	file, err := n.spool(s)
 	if err != nil {
 		return nil, fmt.Errorf("coordinator: restore: %w", err)
@@ -56,7 +56,7 @@ func (n *Node) Restore(ctx context.Context, r io.Reader, foreign bool) (*state.S
 	if err != nil {
 		return nil, fmt.Errorf("coordinator: restore: %w", err)
 	}
-	if err := n.replace(ctx, &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Size: info.Size()}, file); err != nil {
+	if err := n.replace(ctx, &raft.SnapshotMeta{Version: raft.SnapshotVersionMax, Size: info.Size()}, file, s.Clock().Epoch); err != nil {
 		return nil, fmt.Errorf("coordinator: restore: %w", err)
 	}
 	n.cfg.Logger.Warn("a snapshot was restored", "epoch", s.Clock().Epoch, "runs", len(s.Runs()))
@@ -83,14 +83,18 @@ func (n *Node) spool(s *state.State) (*os.File, error) {
 
 // replace gives raft a snapshot in place of everything, between two reigns, so
 // that nothing is stamped with the old log time or answered from the old state.
-func (n *Node) replace(ctx context.Context, meta *raft.SnapshotMeta, r io.Reader) error {
+func (n *Node) replace(ctx context.Context, meta *raft.SnapshotMeta, r io.Reader, epoch uint64) error {
 	i := interlude{done: make(chan error, 1), do: func() error {
 		failpoint.At(failpoint.RestoreBefore)
-		err := n.raft.Restore(meta, r, n.cfg.StartTimeout)
-		failpoint.At(failpoint.RestoreAfter)
-		if err != nil && Classify(err) == Unknown {
-			return fmt.Errorf("%w: %w", err, ErrUnknown)
+		if err := n.answer(n.raft.Barrier(n.cfg.StartTimeout)); err != nil { // it still leads, and others answer
+			return err
 		}
+		if err := n.dir.MarkRestoring(epoch); err != nil {
+			return err
+		}
+		err := n.raft.Restore(meta, r, n.cfg.StartTimeout)
+		err = n.restored(err, epoch)
+		failpoint.At(failpoint.RestoreAfter)
 		return err
 	}}
 	select {
@@ -104,6 +108,25 @@ func (n *Node) replace(ctx context.Context, meta *raft.SnapshotMeta, r io.Reader
 		return err
 	}
 	return n.ready(ctx)
+}
+
+// restored looks at how raft's restore ended. Raft takes a snapshot in here
+// before it asks the others: if they never had it, this node has a history of
+// its own, from which it cannot come back.
+func (n *Node) restored(err error, epoch uint64) error {
+	clock, _, _ := n.fsm.Progress()
+	switch {
+	case err == nil, clock.GetEpoch() != epoch:
+		if merr := n.dir.Restored(); merr != nil {
+			n.cfg.Logger.Warn("the note of a restore could not be removed", "error", merr)
+		}
+	case len(n.servers()) > 1:
+		n.fail(fmt.Errorf("coordinator: restore: %w: %w", err, fsm.ErrRestoreCut))
+	}
+	if err != nil && Classify(err) == Unknown {
+		return fmt.Errorf("%w: %w", err, ErrUnknown)
+	}
+	return err
 }
 
 // diverged ends a run whose record in the store goes beyond a restored snapshot.

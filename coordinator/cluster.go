@@ -101,8 +101,8 @@ func (n *Node) mayJoin(ctx context.Context, s *state.State, st *pb.StatusRespons
 	case st.Level < ours.Level:
 		return fmt.Errorf("node %s knows commands of level %d, this cluster uses level %d: upgrade its binary first", st.Node, st.Level, ours.Level)
 	}
-	was, known := n.addressOf(raft.ServerID(st.Node))
-	if !known || string(was) == st.Raft {
+	i := slices.IndexFunc(n.servers(), func(v raft.Server) bool { return string(v.ID) == st.Node })
+	if i < 0 {
 		return nil
 	}
 	if old := s.Member(st.Node).GetAddress(); old != "" && old != st.Address {
@@ -110,25 +110,29 @@ func (n *Node) mayJoin(ctx context.Context, s *state.State, st *pb.StatusRespons
 			return fmt.Errorf("node %s runs at %s: give the new one another name", st.Node, old)
 		}
 	}
-	return nil // it has moved
+	if n.servers()[i].Suffrage == raft.Voter && st.Cluster == "" { // it has forgotten how it voted and what it acknowledged
+		return fmt.Errorf("node %s votes here and its directory is empty: rlctl cluster remove %s first", st.Node, st.Node)
+	}
+	return nil // it has moved, or an earlier join was cut off
 }
 
 // admit makes a node that was adopted a non-voter, waits until it has caught up, and makes it a voter.
 func (n *Node) admit(ctx context.Context, st *pb.StatusResponse) error {
 	id, at := raft.ServerID(st.Node), raft.ServerAddress(st.Raft)
-	if i := slices.IndexFunc(n.servers(), func(s raft.Server) bool { return s.ID == id }); i < 0 {
+	i := slices.IndexFunc(n.servers(), func(s raft.Server) bool { return s.ID == id })
+	if i < 0 || n.servers()[i].Address != at { // a voter that has moved stays one
 		if err := n.reconfigure(func(prev uint64) raft.Future { return n.raft.AddNonvoter(id, at, prev, changeTimeout) }); err != nil {
 			return fmt.Errorf("coordinator: join %s: %w", id, err)
 		}
-	} else if s := n.servers()[i]; s.Suffrage == raft.Voter && s.Address == at {
+	} else if n.servers()[i].Suffrage == raft.Voter {
 		return nil
 	}
-	failpoint.At(failpoint.JoinAdded)
+	must := n.raft.CommitIndex() // it has received entries: that its RPCs answer says nothing of its other port
 	poll := time.NewTicker(catchUpPoll)
 	defer poll.Stop()
 	for {
 		now, err := n.others.status(ctx, st.Address)
-		if err == nil && now.Applied+catchUpSlack >= n.raft.CommitIndex() {
+		if err == nil && now.Node == st.Node && now.Cluster == n.cluster() && now.Applied >= must && now.Applied+catchUpSlack >= n.raft.CommitIndex() {
 			break
 		}
 		if _, reign := n.currentReign(); reign != nil {
@@ -157,7 +161,9 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 	}
 	defer n.change.Unlock()
 	id := raft.ServerID(node)
-	if _, known := n.addressOf(id); !known {
+	if _, known := n.addressOf(id); !known && s.Member(node) != nil { // removed by a call that was cut off
+		return n.forget(ctx, node)
+	} else if !known {
 		return fmt.Errorf("coordinator: remove %s: no such node: rlctl cluster status lists them: %w", node, ErrNoMember)
 	}
 	stay, answer := 0, 0
@@ -185,6 +191,11 @@ func (n *Node) Remove(ctx context.Context, node string) error {
 	if err := n.reconfigure(func(prev uint64) raft.Future { return n.raft.RemoveServer(id, prev, changeTimeout) }); err != nil {
 		return fmt.Errorf("coordinator: remove %s: %w", node, err)
 	}
+	return n.forget(ctx, node)
+}
+
+// forget removes the record of a node that is out.
+func (n *Node) forget(ctx context.Context, node string) error {
 	return n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_RemoveMember{RemoveMember: &raftlog.RemoveMember{Id: node}}})
 }
 
@@ -232,7 +243,7 @@ func (n *Node) handOver(ctx context.Context, node string) error {
 	case <-alive: // whatever it says, raft's main loop runs
 	case <-time.After(2 * changeTimeout):
 		n.fail(fmt.Errorf("coordinator: transfer: raft does not answer after %w: start this node again", err))
-	case <-ctx.Done():
+	case <-n.stopping.Done():
 	}
 	return fmt.Errorf("%w: %w", err, ErrCluster)
 }

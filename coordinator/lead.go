@@ -72,13 +72,28 @@ func (n *Node) lead() {
 	}
 }
 
-// rule runs one reign: barrier, then the leader's loops until ctx ends.
+// rule runs one reign until ctx ends. If it cannot begin, and nobody else takes
+// over, it tries again: raft goes on leading.
 func (n *Node) rule(ctx context.Context) {
-	if err := n.barrier(ctx); err != nil {
-		if ctx.Err() == nil {
-			n.giveBack(err)
+	for {
+		err := n.reignOnce(ctx)
+		if err == nil || ctx.Err() != nil || n.Err() != nil || n.giveBack(err) == nil {
+			return
 		}
-		return
+		select {
+		case <-time.After(againPause):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// againPause is between two tries to begin a reign.
+const againPause = 500 * time.Millisecond
+
+// reignOnce is one reign: barrier, then the leader's loops until ctx ends. The error is why it could not begin.
+func (n *Node) reignOnce(ctx context.Context) error {
+	if err := n.barrier(ctx); err != nil {
+		return err
 	}
 	var beyond map[string]uint64
 	alone := len(n.servers()) == 1
@@ -86,15 +101,14 @@ func (n *Node) rule(ctx context.Context) {
 		beyond = n.compareStore(ctx)
 	}
 	if n.Err() != nil || ctx.Err() != nil {
-		return
+		return nil
 	}
 	clock, _, _ := n.fsm.Progress()
 	r := n.newReign(clock.GetNowNs())
 	n.reign.Store(r)
 	n.cfg.Logger.Info("this node leads", "node", n.cfg.Node, "term", r.term)
-	if err := n.identify(ctx); err != nil && ctx.Err() == nil {
-		n.giveBack(err)
-		return
+	if err := n.identify(ctx); err != nil {
+		return err
 	}
 	if !alone { // the first entry of a term begins the grace of leases: at once, not when something happens
 		if err := n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_Tick{Tick: &raftlog.Tick{}}}); err != nil && ctx.Err() == nil {
@@ -115,15 +129,18 @@ func (n *Node) rule(ctx context.Context) {
 		n.mirror.run(ctx, n.housekeep)
 	})
 	wg.Wait()
+	return nil
 }
 
 // giveBack hands leadership to another node: one whose loops do not run must not lead (nomad#3890).
-func (n *Node) giveBack(why error) {
+func (n *Node) giveBack(why error) error {
 	n.cfg.Logger.Warn("leadership is given back", "error", why)
 	n.reign.Store(nil)
-	if err := n.answer(n.raft.LeadershipTransfer()); err != nil {
+	err := n.answer(n.raft.LeadershipTransfer())
+	if err != nil {
 		n.cfg.Logger.Warn("leadership could not be given back", "error", err)
 	}
+	return err
 }
 
 // compareStore ends the node when the store has events that its log has not:
@@ -136,9 +153,12 @@ func (n *Node) compareStore(ctx context.Context) map[string]uint64 {
 		return nil
 	}
 	s, _ := n.Stale()
-	last, epoch := s.Clock().GetNextEvent()-1, s.Clock().GetEpoch()
+	last, epoch, restored := s.Clock().GetNextEvent()-1, s.Clock().GetEpoch(), s.Clock().GetRestoredEvent()
 	beyond := map[string]uint64{}
 	for _, r := range s.Runs() {
+		if r.EndedNs != 0 {
+			continue // it makes no second history
+		}
 		end, err := chainEnd(ctx, n.cfg.Mirror, r.Id)
 		for pause := mirrorBackoff; err != nil && ctx.Err() == nil; pause = min(2*pause, mirrorPause) {
 			n.cfg.Logger.Warn("the store cannot be read", "error", err, "again_in", pause)
@@ -149,10 +169,12 @@ func (n *Node) compareStore(ctx context.Context) map[string]uint64 {
 			end, err = chainEnd(ctx, n.cfg.Mirror, r.Id)
 		}
 		switch {
-		case err != nil || end.Last <= last:
-		case end.Epoch < epoch:
-			beyond[r.Id] = end.Last
-		default:
+		case err != nil:
+		case end.Epoch < epoch: // written before the restore, which made events of its own since
+			if end.Last > restored {
+				beyond[r.Id] = end.Last
+			}
+		case end.Last > last:
 			n.fail(fmt.Errorf("coordinator: open %s: the log ends with event %d and the store has event %d of run %s: %w", n.cfg.Dir, last, end.Last, r.Id, fsm.ErrDamaged))
 			return nil
 		}

@@ -128,7 +128,7 @@ func (n *Node) checkRemoved(ctx context.Context, s *state.State) {
 		if err != nil {
 			continue
 		}
-		try, cancel := context.WithTimeout(ctx, announceEvery)
+		try, cancel := context.WithTimeout(ctx, 3*announceEvery) // it asks the others first, those that are dead for a second
 		r, err := pb.NewClusterClient(conn).Members(try, &pb.MembersRequest{})
 		cancel()
 		if err != nil || r.Cluster != n.cluster() {
@@ -146,7 +146,7 @@ func (n *Node) identify(ctx context.Context) error {
 	s, _ := n.Stale()
 	id := s.Clock().Cluster
 	if id == "" {
-		if id = n.dir.Cluster(); id == "" {
+		if id = n.cluster(); id == "" {
 			id = randomID()
 		}
 		if err := n.housekeep(ctx, &raftlog.Op{Op: &raftlog.Op_Identify{Identify: &raftlog.Identify{Cluster: id}}}); err != nil {

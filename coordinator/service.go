@@ -91,7 +91,12 @@ func (s service) Propose(ctx context.Context, p *raftlog.Proposal) (*raftlog.Res
 	case *raftlog.Op_Tick, *raftlog.Op_Mirrored, *raftlog.Op_Identify, *raftlog.Op_RemoveMember, *raftlog.Op_Diverged:
 		return nil, s.refuse(fmt.Errorf("coordinator: propose: only the leader itself may do this: %w", ErrInvalid))
 	}
-	_, about := p.Op.Op.(*raftlog.Op_SetMember) // it is what levels are found from
+	member, about := p.Op.Op.(*raftlog.Op_SetMember) // it is what levels are found from
+	if about {
+		if _, is := s.node.addressOf(raft.ServerID(member.SetMember.GetMember().GetId())); !is {
+			return nil, s.refuse(fmt.Errorf("coordinator: propose: node %s is not in the cluster: %w", member.SetMember.GetMember().GetId(), ErrNoMember))
+		}
+	}
 	if known := max(1, s.node.level()); !about && state.LevelOf(p.Op) > known {
 		return nil, s.refuse(fmt.Errorf("coordinator: propose: not all nodes know this command: the cluster is at level %d: %w", known, ErrLevel))
 	}

@@ -174,7 +174,8 @@ func (y *layer) accept() {
 
 // welcome answers a hello and hands the connection on, or says why not and closes it.
 func (y *layer) welcome(c net.Conn) {
-	end := context.AfterFunc(y.stopping, func() { _ = c.Close() }) // unblocks the handshake
+	raw := c
+	end := context.AfterFunc(y.stopping, func() { _ = raw.Close() }) // unblocks the handshake
 	defer end()
 	if y.tls != nil {
 		c = tls.Server(c, y.tls)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rlfleet/rlfleet/cmd/internal/roles"
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	"github.com/rlfleet/rlfleet/coordinator/client"
 )
 
@@ -92,12 +93,17 @@ func (s *session) reach() ([]string, error) {
 	out := []string{"--coordinator", strings.Join(addresses, ",")}
 	switch dir := or(to.tls, os.Getenv(envTLS)); {
 	case to.insecure:
-	case dir == "":
+	case dir == "" || !isFile(auth.FilesIn(dir).Cert):
 		return nil, usagef("--processes with a token is not possible: the token would show in the list of processes; give --tls DIR")
 	default:
 		out = append(out, "--tls", dir)
 	}
 	return out, nil
+}
+
+func isFile(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // children returns the processes of some roles.

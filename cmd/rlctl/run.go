@@ -211,6 +211,13 @@ func (s *session) choose(ctx context.Context, c *client.Client) (*raftlog.Run, e
 			return nil, fmt.Errorf("run %s in %s is not finished: continue it without --new, or end it with rlctl runs cancel %s", r.Id, s.storage, r.Id)
 		}
 	}
+	records, err := filepath.Glob(filepath.Join(s.storage, "*", "manifest"))
+	if err != nil {
+		return nil, fmt.Errorf("look at the storage: %w", err)
+	}
+	for _, r := range records { // of runs that this coordinator may not know: of before a restore, or of another
+		infos = append(infos, roles.RunInfo{ID: filepath.Base(filepath.Dir(r)), Ended: true})
+	}
 	name, existing := roles.RunName(s.plan.Experiment.Metadata.Name, digest, infos, s.flags.fresh)
 	if existing != nil {
 		for _, r := range runs {

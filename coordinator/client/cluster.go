@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	pb "github.com/rlfleet/rlfleet/proto/rlfleet/v1"
 )
@@ -107,6 +109,9 @@ const chunk = 256 << 10
 // RestoreSnapshot replaces the whole state by the snapshot in r; see the
 // coordinator's Restore. foreign allows that of another cluster.
 func (c *Client) RestoreSnapshot(ctx context.Context, r io.ReadSeeker, foreign bool) (out *pb.RestoreSnapshotResponse, err error) {
+	if _, err := c.Members(ctx); err != nil { // the leader is asked next, and asked once
+		return nil, err
+	}
 	err = c.manage(ctx, "RestoreSnapshot", func(ctx context.Context, s pb.ClusterClient) error {
 		if _, err := r.Seek(0, io.SeekStart); err != nil {
 			return err
@@ -131,7 +136,23 @@ func (c *Client) RestoreSnapshot(ctx context.Context, r io.ReadSeeker, foreign b
 			}
 		}
 		out, err = stream.CloseAndRecv()
-		return err
+		return once(err)
 	})
 	return out, err
+}
+
+// once keeps a restore that may have happened from being repeated: what was
+// acknowledged since would be gone.
+func once(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, detail, _ := judge(err); detail != nil && detail.Reason != pb.Reason_REASON_UNKNOWN_OUTCOME && detail.Reason != pb.Reason_REASON_UNSPECIFIED {
+		return err // it did not happen
+	}
+	s := status.New(codes.Aborted, "coordinator: restore: it is not known whether it happened: rlctl cluster status shows the epoch, which is higher if it did: "+status.Convert(err).Message())
+	if with, derr := s.WithDetails(&pb.Refusal{Reason: pb.Reason_REASON_INVALID}); derr == nil { // it always encodes
+		s = with
+	}
+	return s.Err()
 }

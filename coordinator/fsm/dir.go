@@ -21,6 +21,7 @@ const (
 	lockName     = "lock"
 	versionName  = "version.json"
 	closedName   = "closed.json"
+	restoreName  = "restoring.json"
 	logName      = "log"
 	snapshotName = "snapshots"
 )
@@ -172,13 +173,32 @@ func (d *Dir) MarkClosed(last uint64) error {
 	return writeJSON(d.path, closedName, closedMark{Last: last})
 }
 
+// restoreMark is there while a snapshot is restored by hand: raft takes it in
+// here before the others have it.
+type restoreMark struct {
+	Epoch uint64 `json:"epoch"` // that begins with it
+}
+
+// MarkRestoring notes that the state of an epoch is about to replace all others.
+func (d *Dir) MarkRestoring(epoch uint64) error {
+	return writeJSON(d.path, restoreName, restoreMark{Epoch: epoch})
+}
+
+// Restored removes the note: the state is the cluster's, or was not taken in.
+func (d *Dir) Restored() error {
+	if err := os.Remove(filepath.Join(d.path, restoreName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("fsm: open %s: %w: %w", d.path, err, ErrOpenFailed)
+	}
+	return nil
+}
+
 // Opened removes the mark of an orderly close, since from now on the log may
 // grow, and what an unfinished snapshot left.
 func (d *Dir) Opened() error {
 	if err := os.Remove(filepath.Join(d.path, closedName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("fsm: open %s: %w: %w", d.path, err, ErrOpenFailed)
 	}
-	return d.sweep()
+	return errors.Join(d.Restored(), d.sweep())
 }
 
 // checkClosed compares the log with the mark of an orderly close.

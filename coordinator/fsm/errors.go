@@ -11,6 +11,7 @@ var (
 	ErrNotOurs      = errors.New("it is not a coordinator snapshot: check the path")
 	ErrOtherNode    = errors.New("the directory belongs to another node: give each node its own")
 	ErrOtherCluster = errors.New("the directory belongs to another cluster: start this node on an empty one")
+	ErrRestoreCut   = errors.New("a restore was cut off here before the others had it: rlctl cluster remove this node, empty its directory and join it again")
 	ErrNoData       = errors.New("there is no coordinator data: check the path")
 	ErrOpenFailed   = errors.New("check that the path is a directory this user may write and that the disk has room")
 )

@@ -27,6 +27,8 @@ type Loaded struct {
 	Index   uint64  // log index it ends at
 	Servers int     // of the cluster when it was taken
 	Skipped []error // newer snapshots that could not be read
+
+	restoring uint64 // epoch of a restore that was not seen to end
 }
 
 // unfinished ends the name of a snapshot that is being written.
@@ -40,6 +42,11 @@ func (d *Dir) Load() (Loaded, error) {
 		return Loaded{}, err
 	}
 	out := Loaded{State: state.New(), Skipped: bad}
+	var mark restoreMark
+	if _, err := readJSON(d.path, restoreName, &mark); err != nil {
+		return Loaded{}, err
+	}
+	out.restoring = mark.Epoch
 	for _, m := range metas {
 		s, err := d.readSnapshot(m.ID)
 		if err == nil {

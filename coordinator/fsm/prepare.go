@@ -18,7 +18,14 @@ import (
 // before the snapshot and can neither go on nor be read from. That log is
 // deleted here. A node alone is sent no snapshots: there a log that ends before
 // its snapshot has lost its end, and stays damage.
+//
+// A restore by hand that was cut off after raft had taken it in stands: on a
+// node alone it is the state; with others it may never have reached them, and
+// the node cannot go on from it.
 func (f Loaded) Prepare(l raft.LogStore) error {
+	if f.cut() && f.Servers > 1 {
+		return fmt.Errorf("fsm: open snapshot %s: %w", f.ID, ErrRestoreCut)
+	}
 	first, err := l.FirstIndex()
 	if err != nil {
 		return fmt.Errorf("fsm: check log: %w: %w", err, ErrDamaged)
@@ -38,8 +45,11 @@ func (f Loaded) Prepare(l raft.LogStore) error {
 
 // replaces reports whether the snapshot came from a leader and stands for a log that ends at last.
 func (f Loaded) replaces(last uint64) bool {
-	return last > 0 && last < f.Index && f.Servers > 1
+	return last > 0 && last < f.Index && (f.Servers > 1 || f.cut())
 }
+
+// cut reports whether the snapshot is of a restore that was not seen to end.
+func (f Loaded) cut() bool { return f.restoring != 0 && f.State.Clock().GetEpoch() == f.restoring }
 
 // Spooled begins the name of a file in the data directory that holds a snapshot while it is being restored.
 const Spooled = "restore-"

@@ -3,6 +3,8 @@ package state
 import (
 	"fmt"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/rlfleet/rlfleet/outcome"
 	raftlog "github.com/rlfleet/rlfleet/proto/raftlog/v1"
 )
@@ -32,6 +34,22 @@ func (s *State) Reborn(cluster string, epoch uint64) *State {
 	}
 	r.peers.Clear()
 	return r
+}
+
+// WithTokensOf gives a restored state the tokens of the cluster as it is: what
+// was revoked since stays revoked, and another cluster's let nobody in.
+func (s *State) WithTokensOf(now *State) *State {
+	s.tokens.Clear()
+	back := s.clock.NowNs - now.clock.NowNs // log time begins anew with the snapshot's
+	for _, t := range now.Tokens() {
+		t = proto.CloneOf(t)
+		t.CreatedNs += back
+		if t.ExpiresNs != 0 {
+			t.ExpiresNs += back
+		}
+		s.tokens.Set(t.Id, t)
+	}
+	return s
 }
 
 // diverged ends a run whose record in the store goes beyond the restored

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 
 	"github.com/rlfleet/rlfleet/coordinator/client"
@@ -37,14 +38,13 @@ func listenSocket(storage, name string) (net.Listener, error) {
 		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
 	}
 	defer d.Close()
+	mask := unix.Umask(0o177) // from its first moment only this user may connect
 	l, err := net.Listen("unix", near(d, name))
+	unix.Umask(mask)
 	if err != nil {
 		return nil, fmt.Errorf("roles: listen on %s: %w", path, err)
 	}
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // its path ends with d
-	if err := os.Chmod(path, 0o600); err != nil {
-		return nil, errors.Join(fmt.Errorf("roles: listen on %s: %w", path, err), l.Close())
-	}
 	return l, nil
 }
 

@@ -30,6 +30,7 @@ func (p *Process) RunEngine(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, e.Close())
 	}
+	defer stop()
 	s, err := p.Client.NewSession(ctx, client.SessionConfig{Role: "engine", Name: name, Address: address, Run: p.Run, Logger: p.Log, Version: func() int64 {
 		v, ok, err := e.Serving(ctx)
 		if err != nil || !ok {

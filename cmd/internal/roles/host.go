@@ -93,9 +93,10 @@ func (p *Process) RunHost(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}
+	defer stop()
 	st, err := h.Stats(ctx)
 	if err != nil {
-		return err
+		return errors.Join(err, h.Close(context.WithoutCancel(ctx)))
 	}
 	for _, a := range st.Advisory {
 		p.Log.Warn("a limit is not enforced on this machine", "what", a)
@@ -149,9 +150,9 @@ func (p *Process) serve(node string, register func(*grpc.Server), options ...grp
 			p.Log.Error("serve", "address", name, "err", err)
 		}
 	}()
-	return socketScheme + name, func() {
+	return socketScheme + name, sync.OnceFunc(func() {
 		s.Stop()
 		<-done
 		_ = os.Remove(filepath.Join(p.Storage, name)) // the next one replaces it anyway
-	}, nil
+	}), nil
 }
