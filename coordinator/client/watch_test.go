@@ -200,5 +200,5 @@ func TestRecordsOfATornWatch(t *testing.T) {
 		require.True(t, proto.Equal(want, m.records[KeyOf(want)]), KeyOf(want))
 	}
 	require.Greater(t, m.begins, 1)
-	require.Greater(t, s.count[true], 3, "watches went on where they were")
+	require.Positive(t, s.count[true], "watches went on where they were")
 }

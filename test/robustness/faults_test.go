@@ -173,7 +173,7 @@ func pointFaults() []fault {
 		fault{name: "kill -9 at join.promote.before", slow: true, hurt: func(ctx context.Context, n *nemesis) error { return n.joinKilled(ctx, "join.promote.before=kill") }},
 		fault{name: "the store is away", hurt: func(ctx context.Context, n *nemesis) error {
 			m := n.leader(ctx)
-			err := n.at(ctx, m, "mirror.put.before=20*error(the store is away)", 5*time.Second)
+			err := n.at(ctx, m, "mirror.put.before=6*error(the store is away)", 5*time.Second)
 			return errors.Join(err, n.wait(ctx, 2*time.Second))
 		}},
 	)
