@@ -157,11 +157,16 @@ func TestRecordsOfATornWatch(t *testing.T) {
 	defer wg.Wait()
 	wg.Go(func() {
 		rnd := rand.New(rand.NewPCG(seed, 1))
-		for i := range 400 {
+		torn := func() bool { // often enough, in both ways
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.count[true] > 3 && s.count[false] > 5
+		}
+		for i := 0; i < 400 || i < 50_000 && !torn(); i++ {
 			var err error
 			switch rnd.IntN(3) {
 			case 0:
-				_, err = direct.CreateRun(t.Context(), func() *raftlog.CreateRun { r := runOp("").GetCreateRun(); r.Id = fmt.Sprint("r", i); return r }())
+				_, err = direct.CreateRun(t.Context(), func() *raftlog.CreateRun { r := runOp("").GetCreateRun(); r.Id = fmt.Sprint("r", i%400); return r }())
 			case 1:
 				action := "pause"
 				if rnd.IntN(2) == 0 {
