@@ -9,7 +9,8 @@ import (
 )
 
 // links is a node's transport as raft gets it: without two ways in which a
-// cluster stands still while its heartbeats look healthy.
+// cluster stands still while its heartbeats look healthy, and without one in
+// which a follower commits what is not committed.
 type links struct {
 	raft.Transport
 	stuck func() bool // whether a write of this node's log hangs
@@ -32,7 +33,18 @@ func (l *links) AppendEntries(id raft.ServerID, to raft.ServerAddress, a *raft.A
 	if l.stuck() {
 		return errStuck
 	}
+	clamp(a)
 	return l.Transport.AppendEntries(id, to, a, r)
+}
+
+// clamp lets a follower commit only what the message proves that it has: up to
+// the last entry sent, or the one before it (Raft, figure 2: "index of last new
+// entry"). Raft 1.8 takes the follower's own last entry for that, which may be
+// one that nobody else has: the leader reads its last index and then its commit
+// index, and in between the two may have moved. Such a follower would apply an
+// entry that is about to be taken back.
+func clamp(a *raft.AppendEntriesRequest) {
+	a.LeaderCommitIndex = min(a.LeaderCommitIndex, a.PrevLogEntry+uint64(len(a.Entries)))
 }
 
 // RequestPreVote implements raft.WithPreVote.
@@ -81,6 +93,7 @@ func (l *link) AppendEntries(a *raft.AppendEntriesRequest, r *raft.AppendEntries
 	if l.stuck() {
 		return nil, errStuck
 	}
+	clamp(a)
 	return l.AppendPipeline.AppendEntries(a, r)
 }
 
