@@ -7,15 +7,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
-	"net/http/pprof"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -328,7 +324,7 @@ func (s *session) withCoordinator(ctx context.Context, start func(context.Contex
 		fmt.Fprintf(s.out, "run %s has ended already; --new starts another\n", r.Id)
 		return s.finish(ctx, c)
 	}
-	defer s.serveMetrics()()
+	defer roles.ServeMetrics(s.metrics, s.reg, s.log)()
 	metrics := ""
 	if s.metrics != nil {
 		metrics = fmt.Sprintf(" metrics on http://%s/metrics;", s.metrics.Addr())
@@ -370,24 +366,4 @@ func (s *session) withCoordinator(ctx context.Context, start func(context.Contex
 		return err
 	}
 	return s.finish(context.WithoutCancel(ctx), c)
-}
-
-// serveMetrics exposes the registry until the function that it returns is called.
-func (s *session) serveMetrics() (stop func()) {
-	if s.metrics == nil {
-		return func() {}
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/debug/pprof/", pprof.Index)
-	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := srv.Serve(s.metrics); err != nil && !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-			s.log.Error("metrics", "err", err)
-		}
-	}()
-	return func() { _ = srv.Close(); <-done }
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rlfleet/rlfleet/coordinator"
+	"github.com/rlfleet/rlfleet/coordinator/auth"
 	"github.com/rlfleet/rlfleet/store"
 )
 
@@ -124,11 +125,10 @@ type RunInfo struct {
 
 // CheckLoopback refuses an address that is none, or that others can reach.
 func CheckLoopback(address string) error {
-	host, _, err := net.SplitHostPort(address)
-	if err != nil {
+	if _, _, err := net.SplitHostPort(address); err != nil {
 		return fmt.Errorf("%q is no address: use HOST:PORT such as 127.0.0.1:0", address)
 	}
-	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+	if !auth.Loopback(address) {
 		return fmt.Errorf("%s can be reached by others, and nothing authenticates them: use a loopback address such as 127.0.0.1:0", address)
 	}
 	return nil

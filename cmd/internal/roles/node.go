@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,7 +16,6 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"google.golang.org/grpc"
 
 	"github.com/rlfleet/rlfleet/coordinator"
@@ -222,8 +220,12 @@ func RunNode(ctx context.Context, c NodeConfig, build string, log *slog.Logger) 
 	}
 	serving := make(chan error, 1)
 	go func() { serving <- n.Serve(l) }()
-	stop, err := serveMetrics(c.Metrics, reg, log)
+	var metrics net.Listener
+	if c.Metrics != "" {
+		metrics, err = ListenLoopback(c.Metrics)
+	}
 	if err == nil {
+		stop := ServeMetrics(metrics, reg, log)
 		log.Info("serving", "rpc", cfg.Address, "raft", string(cfg.Transport.LocalAddr()), "cluster", n.Status().Cluster)
 		select {
 		case <-ctx.Done():
@@ -235,26 +237,4 @@ func RunNode(ctx context.Context, c NodeConfig, build string, log *slog.Logger) 
 	}
 	closed := n.Close()
 	return errors.Join(n.Err(), err, closed, <-serving)
-}
-
-// serveMetrics exposes a registry until the function that it returns is called.
-func serveMetrics(address string, reg *prometheus.Registry, log *slog.Logger) (stop func(), err error) {
-	if address == "" {
-		return func() {}, nil
-	}
-	l, err := ListenLoopback(address)
-	if err != nil {
-		return nil, fmt.Errorf("metrics: %w", err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := srv.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			log.Error("metrics", "error", err)
-		}
-	}()
-	return func() { _ = srv.Close(); <-done }, nil // scrapers come again
 }
